@@ -21,6 +21,7 @@ from sglang_instrument.analysis.digests.file_sources import only_files
 from sglang_instrument.analysis.executors.local import LocalExecutor, list_files
 from sglang_instrument.analysis.reading.files import (
     File,
+    RunFiles,
     ended_paths,
     newest_run_filter,
     only_run,
@@ -130,7 +131,8 @@ class Finished:
             kept = only_run([file for file in read if file.folder != _ENGINE], run_id)
             kept += [file for file in read if file.folder == _ENGINE]
             read, digest = kept, only_files(digest, read, kept)
-        return Run(LocalExecutor(self._folder), read, only_newest_runs(read, digest), cached=False)
+        known = RunFiles(read)
+        return Run(LocalExecutor(self._folder), known, only_newest_runs(known, digest), cached=False)
 
     def _digest(self, files: list[File]) -> tuple[list[File], Digest]:
         """Return files as read, and their digest: from memory, unless one of them changed.

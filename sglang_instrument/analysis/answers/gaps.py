@@ -1,5 +1,6 @@
 """Find plateaus, during which no request of a worker completes, and blocked event loops."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -138,7 +139,7 @@ def _completions(digest: Digest) -> pl.DataFrame:
     )
 
 
-def loop_blocks(files: list[File]) -> pl.DataFrame:
+def loop_blocks(files: Sequence[File]) -> pl.DataFrame:
     """Return the blocks of event loops, the longest first, in all roles: trainers have event loops, too.
 
     Returns:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -75,14 +76,14 @@ def read_table(path: Path) -> pl.DataFrame:
     return pl.read_parquet(path, glob=False)
 
 
-def save_digest(home: Path, files: list[File], digest: Digest) -> None:
+def save_digest(home: Path, files: Sequence[File], digest: Digest) -> None:
     """Write the tables under new names, then the manifest that names them, then delete the old tables."""
     home.mkdir(parents=True, exist_ok=True)
     token = os.urandom(6).hex()
     for name, table in digest.tables().items():
         table.write_parquet(home / f"{name}-{token}.parquet")
     draft = home / f"digest-{token}.json"
-    draft.write_bytes(msgspec.json.encode(_Manifest(VERSION, token, files)))
+    draft.write_bytes(msgspec.json.encode(_Manifest(VERSION, token, list(files))))
     draft.replace(home / _MANIFEST)
     for name in SCHEMAS:
         _forget_others(home, name, token)

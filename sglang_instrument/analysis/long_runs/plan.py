@@ -4,7 +4,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ from sglang_instrument.analysis.answers.steps import STEP, step_table
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.executors.local import LocalExecutor
-from sglang_instrument.analysis.reading.files import File, ended_paths, newest_runs
+from sglang_instrument.analysis.reading.files import File, RunFiles, ended_paths, newest_runs
 from sglang_instrument.analysis.run.cache import only_newest_runs, read_everything
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.opening import Run
@@ -86,7 +86,8 @@ def plan_prune(path: Path, keep_steps: int, keep_slowest: int, progress: Progres
     folder = find_run(path)
     executor = LocalExecutor(folder)
     files, whole = read_everything(executor, progress)
-    run = Run(executor, files, only_newest_runs(files, whole))
+    known = RunFiles(files)
+    run = Run(executor, known, only_newest_runs(known, whole))
     run.demand_log()
     if not any(any(file.records) for file in files):
         raise LogError(f"{folder}: no records yet")
@@ -134,7 +135,7 @@ def _worth_keeping(
     return keep
 
 
-def _replaced(files: list[File]) -> set[Step]:
+def _replaced(files: Sequence[File]) -> set[Step]:
     """Return the steps that a later launch replaced, also those that it has not reached yet."""
     newest = newest_runs(files)
     with_header = {_step_of(file) for file in files if file.controls and file.folder not in newest}

@@ -1,6 +1,7 @@
 """Keep what the reader found out about one log file: its control records, and what it could not read."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -78,6 +79,31 @@ class File(msgspec.Struct, omit_defaults=True):
         return self.path.partition("/")[0]
 
 
+class RunFiles(tuple[File, ...]):
+    """The log files of a run. What many answers ask of all of them is found out once."""
+
+    @cached_property
+    def newest(self) -> dict[str, str | None]:
+        """`newest_runs` of the files."""
+        return _newest_runs(self)
+
+    @cached_property
+    def controls(self) -> dict[str, list[tuple[File, Control]]]:
+        """By event, the control records that newest runs wrote, each with its file, in the order of files."""
+        found: dict[str, list[tuple[File, Control]]] = {}
+        for file in self:
+            newest = self.newest.get(file.folder)
+            for control in file.controls:
+                if control.run_id is None or control.run_id == newest:
+                    found.setdefault(control.event, []).append((file, control))
+        return found
+
+    @staticmethod
+    def of(files: Sequence[File]) -> "RunFiles":
+        """Return these files, with what is known of them."""
+        return files if isinstance(files, RunFiles) else RunFiles(files)
+
+
 def run_begins(files: Sequence[File]) -> dict[str, int]:
     """Return when each run wrote its first header, in Unix microseconds; the oldest run first."""
     begun: dict[str, int] = {}
@@ -111,6 +137,10 @@ def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
     yet: the folders of these steps are left out. It does not replace earlier ones: the workers of an
     asynchronous trainer write to step 0 until they know the version of the weights.
     """
+    return RunFiles.of(files).newest
+
+
+def _newest_runs(files: Sequence[File]) -> dict[str, str | None]:
     newest: dict[str, tuple[int, str | None]] = {}
     first_steps = _first_steps(files)
     for file in files:
@@ -172,28 +202,25 @@ def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], boo
 
 def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]:
     """Return the control records of one kind that newest runs wrote, in the order of their files."""
-    counts = newest_run_filter(files)
-    return [
-        (file, control)
-        for file in files
-        for control in file.controls
-        if control.event == event and counts(file, control.run_id)
-    ]
+    return RunFiles.of(files).controls.get(event, [])
 
 
 def ended_paths(files: Sequence[File]) -> set[str]:
     """Return the paths of files whose step was closed, or whose log was closed after its last opening."""
-    counts, ended = newest_run_filter(files), set()
-    for file in files:
+    files = RunFiles.of(files)
+    ended = {file.path for file, _ in controls_of(files, STEP_CLOSED)}
+    may_have_ended = {file.path: file for file, _ in controls_of(files, LOG_CLOSED)}
+    counts = newest_run_filter(files)
+    for path, file in may_have_ended.items():
         events = [control.event for control in file.controls if counts(file, control.run_id)]
-        last = [event for event in events if event in (LOG_OPENED, LOG_CLOSED)][-1:]
-        if STEP_CLOSED in events or last == [LOG_CLOSED]:
-            ended.add(file.path)
+        if [event for event in events if event in (LOG_OPENED, LOG_CLOSED)][-1] == LOG_CLOSED:
+            ended.add(path)
     return ended
 
 
 def last_open_reports(files: Sequence[File]) -> list[tuple[File, Control]]:
     """Return the last `open_spans` record of each file whose step, or whose log, was not closed."""
+    files = RunFiles.of(files)
     ended = ended_paths(files)
     reports = {file.path: (file, control) for file, control in controls_of(files, OPEN_SPANS)}
     return [report for path, report in reports.items() if path not in ended]

@@ -24,7 +24,7 @@ from sglang_instrument.analysis.digests.stored_digest import (
     save_table,
 )
 from sglang_instrument.analysis.executors.executor import Executor, Progress
-from sglang_instrument.analysis.reading.files import File, newest_run_filter, only_run
+from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_filter, only_run
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
@@ -45,7 +45,7 @@ def digest_files(
 
 def read_digest(
     executor: Executor, progress: Progress | None = None, cached: bool = True, run_id: str | None = None
-) -> tuple[list[File], Digest]:
+) -> tuple[RunFiles, Digest]:
     """Return the log files of a run, and the digest of their newest runs.
 
     Args:
@@ -61,7 +61,8 @@ def read_digest(
     if run_id is not None:
         kept = only_run(files, find_run_id(executor.folder, files, run_id))
         files, digest = kept, only_files(digest, files, kept)
-    return files, only_newest_runs(files, digest)
+    known = RunFiles(files)
+    return known, only_newest_runs(known, digest)
 
 
 def read_everything(
@@ -128,7 +129,9 @@ def _load_stored(folder: Path) -> tuple[list[File], Digest]:
     return files, digest
 
 
-def store_digest(folder: Path, files: list[File], digest: Digest, tables: Mapping[str, pl.DataFrame]) -> None:
+def store_digest(
+    folder: Path, files: Sequence[File], digest: Digest, tables: Mapping[str, pl.DataFrame]
+) -> None:
     """Keep in a dataset what answers need in place of the log.
 
     Args:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from sglang_instrument.analysis.reading.files import (
     File,
+    RunFiles,
     controls_of,
     ended_paths,
     newest_run_filter,
@@ -18,6 +19,7 @@ from sglang_instrument.schema import LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_C
 
 def health_of(files: Sequence[File]) -> Health:
     """Return what was read of a run's files, and what was not."""
+    files = RunFiles.of(files)
     lost = [file for file in files if file.place is None and file.pruned_us is not None]
     health = Health(ignored=[file.path for file in files if file.place is None and file.pruned_us is None])
     health.unreadable = {file.path: str(file.unreadable) for file in lost}

@@ -13,7 +13,7 @@ from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.foreign.executor import ForeignExecutor
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
-from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_filter
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.liveness import ended_abruptly, is_over
 from sglang_instrument.analysis.reading.reader import read_files
@@ -46,7 +46,7 @@ class Run:
     """
 
     executor: Executor = field(repr=False)
-    files: list[File] = field(repr=False)
+    files: RunFiles = field(repr=False)
     everything: Digest = field(repr=False)
     cached: bool = True
     run_id: str | None = None

@@ -11,7 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks
 from sglang_instrument.analysis.answers.round_trips import ahead_us
-from sglang_instrument.analysis.reading.files import LOOP_BLOCK, File
+from sglang_instrument.analysis.reading.files import LOOP_BLOCK, File, RunFiles
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.timing.lanes import ROUNDING_US, WRITING_US
 from sglang_instrument.analysis.timing.nesting import nest
@@ -75,7 +75,7 @@ def write_run(
     writer = _RunWriter(packets, _by_track(run, ahead))
     writer.written.offsets_sec = {name: microseconds / 1e6 for name, microseconds in ahead.items()}
     for number, files in enumerate(groups):
-        writer.write(replace(run, files=files))
+        writer.write(replace(run, files=RunFiles(files)))
         if progress is not None:
             progress(number + 1, len(groups))
     writer.write_counters(run, groups)

@@ -1,6 +1,6 @@
 """Hold what the detectors look at, and estimate what a step would gain without a delay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -44,7 +44,7 @@ class Evidence:
 
     digest: Digest
     everything: Digest
-    files: list[File]
+    files: Sequence[File]
     over: bool
     server_calls: Callable[[], pl.DataFrame] = lambda: pl.DataFrame(schema=CALLS)
     run: Run | None = None
