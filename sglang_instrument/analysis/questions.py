@@ -17,7 +17,7 @@ from sglang_instrument.analysis.answers.requests import request_table
 from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
 from sglang_instrument.analysis.executors.executor import Progress
-from sglang_instrument.analysis.long_runs.periods import PERIODS, period_table
+from sglang_instrument.analysis.long_runs.periods import PERIODS, launches_of, period_table, step_rows
 from sglang_instrument.analysis.run import opening
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.errors import InstrumentError, LogError
@@ -58,7 +58,8 @@ class Run(opening.Run):
         if by is not None:
             if by not in PERIODS:
                 raise InstrumentError(f"by must be one of {', '.join(PERIODS)}, got {by!r}")
-            return period_table(self, paths_of(self), by, pl.col("validate") == validate)
+            rows = step_rows(self, paths_of(self)).filter(validate=validate)
+            return period_table(rows, launches_of(self.files), by)
         digest = self.digest.filter(pl.col("validate") == validate)
         return summary_table(digest, paths_of(self)).drop("validate")
 

@@ -50,6 +50,11 @@ def as_json(row: _Row) -> _Row:
     return {**kept, "begin": row["begin"].isoformat(), "parts": shares}
 
 
+def json_of(by: str, rows: Sequence[_Row]) -> _Row:
+    """Return what --json prints of the rows of `period_table`."""
+    return {"by": by, "timezone": "UTC", "periods": list(map(as_json, rows))}
+
+
 def print_periods(title: str, rows: Sequence[_Row]) -> None:
     """Print a row a period, from rows of `period_table`."""
     told = [as_json(row) for row in rows]

@@ -59,8 +59,9 @@ def open_logs(args: argparse.Namespace, logs: Path, progress: Progress) -> Run:
 
 def losses(args: argparse.Namespace) -> Iterator[tuple[str, bool]]:
     """Yield a sentence for each node that failed while its files were read, and whether files are missing."""
-    for run in getattr(args, "opened", ()):
-        for node, paths in run.executor.lost.items():
+    lost = [run.executor.lost for run in getattr(args, "opened", ())]
+    for of_run in [*lost, getattr(args, "lost", {})]:
+        for node, paths in of_run.items():
             if paths:
                 named = listed(paths, _MOST_NAMED)
                 yield f"node {node} died: its {len(paths):,} files are missing: {named}", True
@@ -142,16 +143,24 @@ def steps_of(run: Run, args: argparse.Namespace, digest: Digest | None = None) -
     Raises:
         LogError: There is no such step or worker. The message names the nearest.
     """
-    there = (run.digest if digest is None else digest).steps.filter(validate=args.validate)
-    kind = "validation step" if args.validate else "step"
-    wanted_steps: set[int] = set()
-    for wanted in args.step or ():
-        wanted_steps.update(_demand(run, kind, wanted, there["step"]))
-    steps = sorted(wanted_steps) if args.step else None
+    there = (run.digest if digest is None else digest).steps
+    steps = steps_among(run.name, there, args) if args.step else None
     worker = getattr(args, "worker", None)
     if worker is not None:
-        _demand(run, "worker", range(worker, worker + 1), there.filter(within(steps))["worker"])
+        workers = there.filter(within(steps), validate=args.validate)["worker"]
+        _demand(run.name, "worker", range(worker, worker + 1), workers)
     return steps
+
+
+def steps_among(run: str, there: pl.DataFrame, args: argparse.Namespace) -> list[int]:
+    """Return the chosen steps among rows with `step` and `validate`, in order.
+
+    Raises:
+        LogError: There is no such step. The message names the run, and the nearest.
+    """
+    kind = "validation step" if args.validate else "step"
+    numbers = there.filter(validate=args.validate)["step"]
+    return sorted({step for wanted in args.step for step in _demand(run, kind, wanted, numbers)})
 
 
 def named(steps: Sequence[int] | None, *, validate: bool = False) -> str:
@@ -169,14 +178,14 @@ def named(steps: Sequence[int] | None, *, validate: bool = False) -> str:
     return f", {kind}{'s' if len(steps) > 1 else ''} {', '.join(spans)}"
 
 
-def _demand(run: Run, kind: str, wanted: range, there: pl.Series) -> list[int]:
+def _demand(run: str, kind: str, wanted: range, there: pl.Series) -> list[int]:
     """Return the wanted numbers that the run has; at least one."""
     numbers: list[int] = there.drop_nulls().unique().sort().to_list()
     if found := [number for number in numbers if number in wanted]:
         return found
     if not numbers:
-        raise LogError(f"{run.name}: no {kind} has a record yet")
+        raise LogError(f"{run}: no {kind} has a record yet")
     nearest = sorted(sorted(numbers, key=lambda number: abs(number - wanted[0]))[:3])
     offer = ", ".join(map(str, nearest))
     asked = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0]}-{wanted[-1]}"
-    raise LogError(f"{run.name}: no {kind} {asked}; there are {len(numbers)}, the nearest: {offer}")
+    raise LogError(f"{run}: no {kind} {asked}; there are {len(numbers)}, the nearest: {offer}")

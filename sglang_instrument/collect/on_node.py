@@ -19,17 +19,47 @@ BLOCK = 2**20
 HEAD = 2**16
 
 
-def look(folder: str) -> dict[str, Any]:
+def sizes(folder: str) -> dict[str, tuple[int, int, int]]:
+    """Return what lies in the run's folder: of each folder its files, their bytes, and those of .zst files.
+
+    Args:
+        folder: As for `look`.
+    """
+    root = os.path.expandvars(folder)
+    found: dict[str, tuple[int, int, int]] = {}
+    try:
+        entries = list(os.scandir(root))
+    except OSError:
+        return found
+    for entry in entries:
+        if not entry.is_dir(follow_symlinks=False):
+            found[entry.name] = (0, 0, 0)
+            continue
+        files = total = packed = 0
+        for one in os.scandir(entry.path):
+            if one.is_file(follow_symlinks=False):
+                size = one.stat(follow_symlinks=False).st_size
+                files, total = files + 1, total + size
+                packed += size if one.name.endswith(".zst") else 0
+        found[entry.name + "/"] = (files, total, packed)
+    return found
+
+
+def look(folder: str, only: list[str] | None = None) -> dict[str, Any]:
     """Return the host, the folder and the run's files in it.
 
     Args:
         folder: The run's folder; variables such as $TMPDIR are expanded here, on the node.
+        only: Names of folders in it, as if there were nothing else; None stands for all.
     """
     root = os.path.expandvars(folder)
     found: list[dict[str, Any]] = []
     for parent, names, files in os.walk(root):
         names[:] = [name for name in names if not name.startswith(".") or name == ".pruned"]
-        for name in files:
+        beside = only is not None and parent == root
+        if beside:
+            names[:] = [name for name in names if name in (only or ())]
+        for name in () if beside else files:
             path = os.path.join(parent, name)  # noqa: PTH118 - as text: a run has a million files
             try:
                 relative = os.path.relpath(path, root)

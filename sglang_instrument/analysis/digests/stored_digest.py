@@ -32,6 +32,26 @@ class _Manifest(msgspec.Struct):
     files: list[File]
 
 
+class _Named(msgspec.Struct):
+    path: str
+
+
+class _Names(msgspec.Struct):
+    """As much of a `_Manifest` as tells which files it is of."""
+
+    files: list[_Named]
+
+
+def stored_folders(home: Path) -> set[str]:
+    """Return the folders of the files whose digest is in a folder: "step_12".
+
+    Raises:
+        OSError, msgspec.MsgspecError: It holds no whole digest.
+    """
+    manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_Names)
+    return {file.path.partition("/")[0] for file in manifest.files}
+
+
 def load_digest(home: Path, smaller: bool = False) -> tuple[list[File], Digest]:
     """Return what a folder holds.
 

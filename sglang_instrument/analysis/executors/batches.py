@@ -12,12 +12,13 @@ from sglang_instrument.analysis.reading.files import File
 
 _BATCH_BYTES: Final = 36 * 1024 * 1024  # of text; some 150,000 records
 _BYTES_PER_PROCESS: Final = 48 * 1024 * 1024  # less text is not worth starting another process
-_ZSTD_RATIO: Final = 10  # about how many times smaller .zst files are
+#: About how many times smaller .zst files are.
+ZSTD_RATIO: Final = 10
 
 
 def weight(file: File) -> int:
     """Return about how many bytes of text a file has."""
-    return max(1, file.size * (_ZSTD_RATIO if file.path.endswith(".zst") else 1))
+    return max(1, file.size * (ZSTD_RATIO if file.path.endswith(".zst") else 1))
 
 
 def worthwhile_processes(files: Sequence[File], most: int) -> int:

@@ -36,6 +36,7 @@ class FilesOnNodes:
     Args:
         where: The run's folder on the nodes.
         source: The cluster.
+        only: Names of folders in it, as if there were nothing else; None stands for all.
 
     Attributes:
         where: The run's folder on the nodes.
@@ -44,8 +45,9 @@ class FilesOnNodes:
         held: The files, by their path in the run.
     """
 
-    def __init__(self, where: str, source: RayNodes) -> None:
+    def __init__(self, where: str, source: RayNodes, only: Sequence[str] | None = None) -> None:
         self.where = where
+        self._only = None if only is None else list(only)
         self.absent: dict[str, str] = {}
         self.nodes: dict[str, RayNode] = {}
         offers: list[Offer] = []
@@ -96,7 +98,7 @@ class FilesOnNodes:
     def _look(self, node: RayNode) -> list[Offer]:
         """Return what a node holds; [] if it fails."""
         try:
-            [found] = node.calls(on_node.look, [(self.where,)])
+            [found] = node.calls(on_node.look, [(self.where, self._only)])
         except Exception as error:  # whatever Ray raises for a node that dies
             self.forget(node.name)
             self.absent[node.name] = str(error).strip().partition("\n")[0]

@@ -25,22 +25,26 @@ class LocalExecutor:
     Args:
         folder: The run's folder.
         most_processes: Read in no more processes than this.
+        only: Names of folders in it, as if there were no others; None stands for all.
     """
 
     is_far = False
 
-    def __init__(self, folder: Path, most_processes: int = _MOST_PROCESSES) -> None:
+    def __init__(
+        self, folder: Path, most_processes: int = _MOST_PROCESSES, only: Collection[str] | None = None
+    ) -> None:
         self.folder = self.home = folder
         self.lost: dict[str, list[str]] = {}
         self._most_processes = most_processes
+        self._only = only
 
     def list_files(self) -> list[File]:
         """Return the log files without reading them, in the order of their steps."""
-        return list_files(self.folder)
+        return list_files(self.folder, self._only)
 
     def list_others(self) -> list[str]:
         """Return what lies in the folder besides logs, in order; folders end with a slash."""
-        return list(other_files(self.folder))
+        return list(other_files(self.folder, self._only))
 
     def read(self, files: Sequence[File], job: Job, progress: Progress | None = None) -> BatchResult:
         """Return the files as read and the job's tables, sorted by `source`."""

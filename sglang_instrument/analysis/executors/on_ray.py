@@ -25,6 +25,8 @@ from sglang_instrument.errors import InstrumentError, LogError
 
 #: What `on` is for the cluster that this machine belongs to.
 HERE: Final = "ray"
+#: The folders of a run that an executor brings to this machine as a whole, unless it is not of them.
+SMALL: Final = ("processes", PRUNED)
 _SETTINGS: Final = {name: value for name, value in SETTINGS.items() if name != "PYTHONSAFEPATH"}
 _MOST_NAMED: Final = 4
 _FAN_IN: Final = 16  # results that a task puts together
@@ -39,6 +41,7 @@ class RayExecutor:
     Args:
         folder: The run's folder on the nodes; they expand variables such as $TMPDIR.
         on: "ray" for the cluster of this machine, or its address.
+        only: Names of folders in it, as if there were no others; None stands for all.
 
     Raises:
         InstrumentError: Ray is not installed, there is no such cluster, or its nodes lack this package.
@@ -47,18 +50,19 @@ class RayExecutor:
 
     is_far = True
 
-    def __init__(self, folder: Path, on: str) -> None:
+    def __init__(self, folder: Path, on: str, only: Sequence[str] | None = None) -> None:
         self.folder = folder
-        where = str(folder) if str(folder).startswith("$") else os.path.abspath(folder)  # noqa: PTH100
+        where = _where(folder)
         self._ray = connect("auto" if on == HERE else on, {})
         self._source = RayNodes(self._ray)
-        self._files = FilesOnNodes(where, self._source)
+        self._files = FilesOnNodes(where, self._source, only)
         self.lost: dict[str, list[str]] = {name: [] for name in self._files.absent}
-        if not self._files.held:
+        if only is None and not self._files.held:
             raise LogError(f"no node has a file in {folder}; give the run's folder as the nodes name it")
         self._demand_package()
         self.home = _home(where)
-        self._bring_small_files()
+        if only is None or set(SMALL) <= set(only):
+            self._bring_small_files()
         self._interrupted = False
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -271,6 +275,30 @@ def _of(names: dict[str, str], batch: Sequence[File]) -> dict[str, str]:
 
 def _processes(node: RayNode) -> int:
     return max(1, int(node.cpus))
+
+
+def sizes_on_nodes(folder: Path, on: str) -> list[dict[str, tuple[int, int, int]]]:
+    """Return what each node that answers has in a run's folder: `on_node.sizes`.
+
+    Raises:
+        InstrumentError: Ray is not installed, or there is no such cluster.
+    """
+    nodes = RayNodes(connect("auto" if on == HERE else on, {})).nodes().values()
+
+    def sizes(node: RayNode) -> dict[str, tuple[int, int, int]]:
+        try:
+            [found] = node.calls(on_node.sizes, [(_where(folder),)])
+        except Exception:  # whatever Ray raises for a node that dies; an executor names it
+            return {}
+        return dict(found)
+
+    with ThreadPoolExecutor(_MOST_NODES) as threads:
+        return list(threads.map(sizes, nodes))
+
+
+def _where(folder: Path) -> str:
+    """Return a run's folder as the nodes shall name it; they expand variables."""
+    return str(folder) if str(folder).startswith("$") else os.path.abspath(folder)  # noqa: PTH100
 
 
 def _home(where: str) -> Path:

@@ -1,12 +1,13 @@
 """Summarise a long run in one row a day or a week: its steps, its speed, what its time was spent on."""
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import STEP, step_table
 from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger, worker_ledger
-from sglang_instrument.analysis.reading.files import run_begins
+from sglang_instrument.analysis.reading.files import File, run_begins
 from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
 from sglang_instrument.analysis.run.losses import left_out_by_file
 from sglang_instrument.analysis.run.opening import Run
@@ -14,18 +15,17 @@ from sglang_instrument.analysis.run.opening import Run
 #: The periods, and how polars names their length.
 PERIODS: Final = {"day": "1d", "week": "1w"}
 _NAMES: Final = {"day": "%Y-%m-%d", "week": "%G-W%V"}  # 2026-W48 is the ISO week
-_OF_STEP: Final = ["period", *STEP]
-_COUNTS: Final = ("failed", "unended", "dropped", "restarts")
+_COUNTS_OF_STEP: Final = ("failed", "unended", "dropped")
+_COUNTS: Final = (*_COUNTS_OF_STEP, "restarts")
 
 
-def period_table(run: Run, paths: Paths, by: str, chosen: pl.Expr) -> pl.DataFrame:
+def period_table(rows: pl.DataFrame, launches: Sequence[int], by: str) -> pl.DataFrame:
     """Return one row per day or week in which a step or a launch began, in order. All times are UTC.
 
     Args:
-        run: The run.
-        paths: Its critical paths.
+        rows: Of `step_rows`, those that count: training or validation, all steps or some.
+        launches: When each launch of the trainer began, in Unix microseconds, the first of the run first.
         by: One of `PERIODS`; a week begins on Monday.
-        chosen: Whether a row's `step` and `validate` count: training or validation, all steps or some.
 
     Returns:
         period: 2026-11-23, or the ISO week 2026-W48; begin: its first day; steps, requests, response_tokens;
@@ -36,13 +36,10 @@ def period_table(run: Run, paths: Paths, by: str, chosen: pl.Expr) -> pl.DataFra
         `summary_table`; share_<part>: the share, from 0 to 1, of each part of the ledger in the wall time,
         with underscores in the part's name.
     """
-    placed = step_table(run.digest).filter(chosen)
-    placed = placed.with_columns(period=_begins(pl.col("start_us"), by))
-    known = placed.select(_OF_STEP)
-    table = _of_steps(placed)
-    for more in (_shares(known, paths), _waiting(known, paths), _losses(known, run)):
-        table = table.join(more, on="period", how="left")
-    table = table.join(_restarts(run, by), on="period", how="full", coalesce=True).sort("period")
+    table = rows.group_by(period=_begins(pl.col("start_us"), by)).agg(_of_steps())
+    begun = pl.DataFrame({"at_us": launches[1:]}, schema={"at_us": pl.Int64})
+    restarts = begun.group_by(period=_begins(pl.col("at_us"), by)).agg(restarts=pl.len())
+    table = table.join(restarts, on="period", how="full", coalesce=True).sort("period")
     speed = pl.col("response_tokens") / pl.col("wall_sec")
     return table.select(
         period=pl.col("period").dt.strftime(_NAMES[by]),
@@ -62,26 +59,24 @@ def _begins(time_us: pl.Expr, by: str) -> pl.Expr:
     return time_us.cast(pl.Datetime("us", "UTC")).dt.truncate(PERIODS[by])
 
 
-def _of_steps(placed: pl.DataFrame) -> pl.DataFrame:
-    duration = pl.col("duration_sec")
-    tokens = pl.col("response_tokens")
-    return placed.group_by("period").agg(
-        steps=pl.len(),
-        requests=pl.col("requests").sum(),
-        response_tokens=pl.when(tokens.count() > 0).then(tokens.sum()),
-        p50_sec=duration.quantile(0.5, "linear"),
-        p90_sec=duration.quantile(0.9, "linear"),
-        slowest_step=pl.col("step").sort_by("duration_sec", "step", descending=[True, False]).first(),
-        slowest_sec=duration.max(),
-    )
-
-
-def _shares(known: pl.DataFrame, paths: Paths) -> pl.DataFrame:
-    sec, part = pl.col("sec"), pl.col("part")
-    spent = step_ledger(paths).join(known, on=STEP)
-    whole = pl.when(sec.sum() > 0).then(sec.sum())
-    shares = [(sec.filter(part == name).sum() / whole).alias(share_of(name)) for name in PARTS]
-    return spent.group_by("period").agg(*shares, wall_sec=sec.sum())
+def _of_steps() -> list[pl.Expr]:
+    """Return what a period tells of its steps."""
+    duration, tokens = pl.col("duration_sec"), pl.col("response_tokens")
+    wall, spent = pl.col("wall_sec"), pl.col("workers_sec")
+    whole = pl.when(wall.sum() > 0).then(wall.sum())
+    slowest = pl.col("step").sort_by("duration_sec", "step", descending=[True, False]).first()
+    return [
+        pl.len().alias("steps"),
+        pl.col("requests", *_COUNTS_OF_STEP).sum(),
+        pl.when(tokens.count() > 0).then(tokens.sum()).alias("response_tokens"),
+        duration.quantile(0.5, "linear").alias("p50_sec"),
+        duration.quantile(0.9, "linear").alias("p90_sec"),
+        slowest.alias("slowest_step"),
+        duration.max().alias("slowest_sec"),
+        pl.when(wall.count() > 0).then(wall.sum()).alias("wall_sec"),
+        (pl.col("waiting_sec").sum() / pl.when(spent.sum() > 0).then(spent.sum())).alias("waiting"),
+        *((pl.col(_sec_of(part)).sum() / whole).alias(share_of(part)) for part in PARTS),
+    ]
 
 
 def share_of(part: str) -> str:
@@ -89,37 +84,55 @@ def share_of(part: str) -> str:
     return f"share_{part.replace(' ', '_')}"
 
 
-def _waiting(known: pl.DataFrame, paths: Paths) -> pl.DataFrame:
-    sec = pl.col("sec")
-    waiting = sec.filter(pl.col("part") == "barrier").sum() / sec.sum()
-    return worker_ledger(paths).join(known, on=STEP).group_by("period").agg(waiting=waiting)
+def _sec_of(part: str) -> str:
+    return f"{part.replace(' ', '_')}_sec"
 
 
-def _losses(known: pl.DataFrame, run: Run) -> pl.DataFrame:
-    """Return failed requests, steps without an end, and dropped records."""
+def step_rows(run: Run, paths: Paths) -> pl.DataFrame:
+    """Return one row per step with what periods are made of.
+
+    Args:
+        run: The run.
+        paths: Its critical paths.
+
+    Returns:
+        step, validate; start_us, duration_sec, requests, response_tokens: as in `step_table`; wall_sec, and
+        <part>_sec of each part: its ledger; waiting_sec, workers_sec: of the ledgers of all workers, at
+        barriers and in all; failed: requests that ended with an error; unended: 1 if a worker did not close
+        the step; dropped: records that the writers lost. Null stands for what no record tells.
+    """
+    sec, part = pl.col("sec"), pl.col("part")
+    told = ("start_us", "duration_sec", "requests", "response_tokens")
+    spent = [sec.filter(part == name).sum().alias(_sec_of(name)) for name in PARTS]
+    waiting = sec.filter(part == "barrier").sum()
+    tables = (
+        step_ledger(paths).group_by(STEP).agg(*spent, wall_sec=sec.sum()),
+        worker_ledger(paths).group_by(STEP).agg(waiting_sec=waiting, workers_sec=sec.sum()),
+        *_losses(run),
+    )
+    rows = step_table(run.digest).select(*STEP, *told)
+    for table in tables:
+        rows = rows.join(table, on=STEP, how="left", maintain_order="left")
+    return rows
+
+
+def _losses(run: Run) -> Iterator[pl.DataFrame]:
+    """Yield failed requests, steps without an end, and dropped records by step."""
     failed = run.digest.of_workers().requests.filter(pl.col("error").is_not_null())
+    yield failed.group_by(STEP).agg(failed=pl.len())
+    of_step = {"step": pl.Int64, "validate": pl.Boolean}
     unended = {(step, validate) for step, validate, _ in run.health.unclosed}
+    yield pl.DataFrame(sorted(unended), schema=of_step, orient="row").with_columns(unended=1)
     dropped = [
         (file.place.step, file.place.validate, dropped)
         for file, dropped, _ in left_out_by_file(run.files)
         if dropped and file.place is not None
     ]
-    of_step = {"step": pl.Int64, "validate": pl.Boolean}
-    tables = (
-        failed.group_by(STEP).agg(failed=pl.len()),
-        pl.DataFrame(sorted(unended), schema=of_step, orient="row").with_columns(unended=1),
-        pl.DataFrame(dropped, schema={**of_step, "dropped": pl.Int64}, orient="row")
-        .group_by(STEP)
-        .agg(pl.col("dropped").sum()),
-    )
-    for table in tables:
-        known = known.join(table, on=STEP, how="left")
-    return known.group_by("period").agg(pl.col("failed", "unended", "dropped").sum())
+    table = pl.DataFrame(dropped, schema={**of_step, "dropped": pl.Int64}, orient="row")
+    yield table.group_by(STEP).agg(pl.col("dropped").sum())
 
 
-def _restarts(run: Run, by: str) -> pl.DataFrame:
-    """Return how many launches began in each period, without the first of the run."""
-    trainers = set(runs_of_trainers(run.files))
-    begun = [begun for one, begun in run_begins(run.files).items() if one in trainers]
-    times = pl.DataFrame({"period": begun[1:]}, schema={"period": pl.Int64})
-    return times.group_by(_begins(pl.col("period"), by)).agg(restarts=pl.len())
+def launches_of(files: Sequence[File]) -> list[int]:
+    """Return when each launch of the trainer began, in Unix microseconds, in order."""
+    trainers = set(runs_of_trainers(files))
+    return [begun for one, begun in run_begins(files).items() if one in trainers]

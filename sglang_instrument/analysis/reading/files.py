@@ -1,6 +1,6 @@
 """Keep what the reader found out about one log file: its control records, and what it could not read."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -203,6 +203,46 @@ def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], boo
 def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]:
     """Return the control records of one kind that newest runs wrote, in the order of their files."""
     return RunFiles.of(files).controls.get(event, [])
+
+
+def headers_of(files: Sequence[File]) -> list[File]:
+    """Return files with a few headers that tell the same of launches and newest runs as all of them."""
+    first: dict[tuple[str, str, str | None, bool | None], Control] = {}
+    last: dict[tuple[str, str, str | None, bool | None], Control] = {}
+    names: dict[tuple[str, str], str] = {}
+    for file in files:
+        role = "" if file.place is None else file.place.role
+        names.setdefault((file.folder, role), file.path)
+        for control in file.controls:
+            if control.event == LOG_OPENED:
+                key = (file.folder, role, control.run_id, control.extra.step_bound)
+                if key not in first or control.time_us < first[key].time_us:
+                    first[key] = control
+                if key not in last or control.time_us >= last[key].time_us:
+                    last[key] = control
+    kept: dict[tuple[str, str], list[Control]] = {place: [] for place in names}
+    for headers in (first, last):
+        for (folder, role, run_id, bound), header in headers.items():
+            extra = Extra(step_bound=bound)
+            kept[folder, role].append(Control(LOG_OPENED, run_id, header.time_us, extra))
+    return [File(names[place], 0, 0, controls=controls) for place, controls in kept.items()]
+
+
+def only_newest(files: Sequence[File], newest: Mapping[str, str | None]) -> list[File]:
+    """Return files without what runs other than the `newest` of their folder wrote to them."""
+    kept = []
+    for file in files:
+        run_id = newest.get(file.folder)
+        wrote = [number for number, one in enumerate(file.runs) if one in (None, run_id)]
+        kept.append(
+            msgspec.structs.replace(
+                file,
+                runs=[file.runs[number] for number in wrote],
+                records=[file.records[number] for number in wrote],
+                controls=[control for control in file.controls if control.run_id in (None, run_id)],
+            )
+        )
+    return kept
 
 
 def ended_paths(files: Sequence[File]) -> set[str]:

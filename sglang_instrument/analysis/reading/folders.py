@@ -49,9 +49,15 @@ def log_files(folder: Path, only: Collection[str] | None = None) -> Iterator[Pat
             yield from sorted(path for path in part.iterdir() if path.name.endswith(ENDINGS))
 
 
-def other_files(folder: Path) -> Iterator[str]:
-    """Yield what lies in an experiment's folder but is not a log, in order; folders end with a slash."""
-    for child in sorted(folder.iterdir()):
+def other_files(folder: Path, only: Collection[str] | None = None) -> Iterator[str]:
+    """Yield what lies in an experiment's folder but is not a log, in order; folders end with a slash.
+
+    Args:
+        folder: The experiment's folder.
+        only: As for `log_files`; then what lies beside these folders is left out.
+    """
+    children = folder.iterdir() if only is None else (folder / name for name in only)
+    for child in sorted(children):
         if child.is_dir() and child.name not in _NO_LOGS and is_part(child.name):
             others = sorted(path for path in child.iterdir() if not path.name.endswith(ENDINGS))
             yield from (f"{child.name}/{_named(path)}" for path in others)

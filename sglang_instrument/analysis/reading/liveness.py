@@ -11,6 +11,9 @@ from sglang_instrument.analysis.reading.processes import read_process
 from sglang_instrument.errors import LogError
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED
 
+#: Name, host and id of a process.
+Process = tuple[str, str | None, int]
+
 _SILENT_SEC: Final = 120.0  # a live worker writes at least a report of open spans, after 30 s and 60 s
 
 
@@ -39,7 +42,14 @@ def ended_abruptly(folder: Path, files: Sequence[File], runs: Collection[str], o
         runs: Ids of its newest runs.
         over: Whether the run is over; until then, processes of other hosts count as running.
     """
-    closed = _logs_closed(files)
+    return gone_without_a_word(folder, last_words(files), runs, over)
+
+
+def gone_without_a_word(
+    folder: Path, last: Mapping[Process, tuple[int, bool]], runs: Collection[str], over: bool
+) -> list[str]:
+    """Return the same as `ended_abruptly`, from the `last_words` of the files of a run."""
+    closed = {process: is_closed for process, (_, is_closed) in last.items()}
     for name, facts in _described(folder, runs, "*.json"):  # may be all that there is: the disk was full
         host, pid = facts.get("host"), facts.get("pid")
         if facts.get("log_closed") is False and isinstance(host, str) and isinstance(pid, int):
@@ -51,10 +61,10 @@ def ended_abruptly(folder: Path, files: Sequence[File], runs: Collection[str], o
     )
 
 
-def _logs_closed(files: Sequence[File]) -> dict[tuple[str, str | None, int], bool]:
-    """Return for each process (name, host, pid) whether it closed its log after it last opened a file."""
+def last_words(files: Sequence[File]) -> dict[Process, tuple[int, bool]]:
+    """Return when each process last opened or closed its log, in Unix microseconds, and whether it closed."""
     counts = newest_run_filter(files)
-    last: dict[tuple[str, str | None, int], tuple[int, bool]] = {}
+    last: dict[Process, tuple[int, bool]] = {}
     for file in files:
         process = None
         for control in file.controls:
@@ -64,7 +74,7 @@ def _logs_closed(files: Sequence[File]) -> dict[tuple[str, str | None, int], boo
             if process is not None and control.event in (LOG_OPENED, LOG_CLOSED):
                 said = control.time_us, control.event == LOG_CLOSED
                 last[process] = max(said, last.get(process, said))
-    return {process: is_closed for process, (_, is_closed) in last.items()}
+    return last
 
 
 def _described(folder: Path, runs: Collection[str], pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -28,12 +28,20 @@ _NAMED: Final = 8  # ranges of steps
 _Process = tuple[str, str]  # folder and stem of a file's name: `.jsonl` and `.jsonl.zst` are one file
 
 
-def with_pruned(folder: Path, files: list[File], digest: Digest) -> tuple[list[File], Digest]:
+def with_pruned(
+    folder: Path, files: list[File], digest: Digest, only: Sequence[Path] | None = None
+) -> tuple[list[File], Digest]:
     """Add the files that `prune` deleted to those that are there; their `pruned_us` says when.
 
     A folder that cannot be read stands among the files as one that is unreadable, so that answers say so.
+
+    Args:
+        folder: The run's folder.
+        files: Its files that are there.
+        digest: Their digest.
+        only: Those of `pruned_folders` to look into; None stands for all.
     """
-    homes = pruned_folders(folder)
+    homes = pruned_folders(folder) if only is None else only
     if not homes:
         return files, digest
     parts, seen = [(files, files, digest)], set[Key]()

@@ -129,9 +129,16 @@ def _findings(evidence: Evidence) -> list[Finding]:
     found = [one for find in DETECTORS for one in find(evidence)]
     endings = [one for one in found if one.cause in _ENDINGS]
     rest = _cold_start([one for one in found if one.cause not in _ENDINGS], evidence)
-    rest.sort(key=lambda one: (one.evidence.get("drawn", False), -one.lost_sec))
-    ordered = [*endings, *rest]
+    ordered = in_order_of_weight([*endings, *rest])
     return [replace(one, advice=one.advice or advice_of(one)) for one in ordered]
+
+
+def in_order_of_weight(found: Iterable[Finding]) -> list[Finding]:
+    """Return findings in the order in which they are told: hangs and deaths, then by the time lost."""
+    found = list(found)
+    endings = [one for one in found if one.cause in _ENDINGS]
+    rest = [one for one in found if one.cause not in _ENDINGS]
+    return [*endings, *sorted(rest, key=lambda one: (one.evidence.get("drawn", False), -one.lost_sec))]
 
 
 def _cold_start(found: list[Finding], evidence: Evidence) -> list[Finding]:

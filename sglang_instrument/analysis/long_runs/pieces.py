@@ -1,0 +1,199 @@
+"""Split a run that is too large for memory into pieces of some steps each, and open one after the other.
+
+A piece is opened as if the run had only its steps, the one before and the one after: a step lasts until the
+next one begins, and only a worker with files before and after a step is missed in it.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.digests.file_sources import only_files
+from sglang_instrument.analysis.digests.stored_digest import stored_folders
+from sglang_instrument.analysis.executors.batches import ZSTD_RATIO
+from sglang_instrument.analysis.executors.executor import Executor, Progress
+from sglang_instrument.analysis.executors.local import LocalExecutor
+from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor, sizes_on_nodes
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.folders import is_part, others_among, place_at
+from sglang_instrument.analysis.run.cache import digest_files, is_dataset
+from sglang_instrument.analysis.run.experiments import find_run
+from sglang_instrument.analysis.run.logged_runs import split_run_id
+from sglang_instrument.analysis.run.pruned import PRUNED, pruned_folders, with_pruned
+from sglang_instrument.collect import on_node
+from sglang_instrument.errors import LogError
+
+#: Of a run that is read as a whole: the digest of more takes more than about 2 GB.
+MOST_FILES: Final = 100_000
+MOST_BYTES: Final = 16 * 2**30
+_PIECES: Final = 4  # at least, of a larger run
+_LEAST_STEPS: Final = 8  # of a piece; each reads two more
+_ENGINE: Final = "engine"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many log files a folder has, and about how many bytes of text they are."""
+
+    files: int
+    text: int
+
+    def __add__(self, other: "Size") -> "Size":
+        return Size(self.files + other.files, self.text + other.text)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some steps of a run.
+
+    Attributes:
+        steps: Their numbers; a validation has the number of its step. None for the engine's own logs.
+        folders: Their folders.
+        around: The folders of the step before and the step after.
+        files: How many log files all these folders have.
+        is_last: Whether no step of the run comes after them.
+    """
+
+    steps: range | None
+    folders: list[str]
+    around: list[str]
+    files: int
+    is_last: bool
+
+
+class LongRun:
+    """A run that is read in pieces.
+
+    Args:
+        path: Its folder, as for `open_run`.
+        on: As for `open_run`.
+
+    Attributes:
+        base: What reads it, without its steps.
+        pieces: Its pieces, in the order of their steps; the engine's own logs come last.
+        others: What lies in its folder besides logs and folders with logs.
+        unreadable: Folders with what `prune` kept that cannot be read, with the reason.
+        size: Of all its logs.
+    """
+
+    def __init__(self, path: Path, on: str | None) -> None:
+        self.folder = path
+        self._on = on
+        found: dict[str, Size] = {}
+        for of_node in [on_node.sizes(str(self.folder))] if on is None else sizes_on_nodes(path, on):
+            for name, (files, size, packed) in of_node.items():
+                text = size + packed * (ZSTD_RATIO - 1)
+                found[name] = found.get(name, Size(0, 0)) + Size(files, text)
+        self.others = others_among([name for name in found if not is_part(name.rstrip("/"))])
+        folders = {name[:-1]: size for name, size in found.items() if name.endswith("/")}
+        self._sizes = {name: size for name, size in folders.items() if is_part(name) and name not in SMALL}
+        self.size = sum(self._sizes.values(), Size(0, 0))
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is too large to be read as a whole."""
+        return self.size.files > MOST_FILES or self.size.text > MOST_BYTES
+
+    def prepare(self) -> None:
+        """Find the steps, what `prune` kept, and on nodes of a cluster the small files.
+
+        Raises:
+            InstrumentError: The nodes of the cluster lack this package.
+        """
+        self.base = self._executor(SMALL)
+        self._pruned: dict[Path, set[str]] = {}
+        self.unreadable: dict[str, str] = {}
+        for home in pruned_folders(self.base.home):
+            try:
+                self._pruned[home] = stored_folders(home)
+            except (OSError, msgspec.MsgspecError) as error:
+                self.unreadable[f"{PRUNED}/{home.name}"] = str(error)
+        self.pieces = self._split()
+
+    def executor_of(self, piece: Piece) -> Executor:
+        """Return what reads a piece."""
+        return self._executor([*piece.folders, *piece.around])
+
+    def pruned_of(self, piece: Piece) -> list[Path]:
+        """Return the folders in which `prune` kept what is now missing in a piece."""
+        wanted = {*piece.folders, *piece.around}
+        return [home for home, folders in self._pruned.items() if folders & wanted]
+
+    def read(
+        self, piece: Piece, executor: Executor, files: Sequence[File], progress: Progress | None
+    ) -> tuple[list[File], Digest]:
+        """Return the files of a piece as read, also what `prune` deleted of it, and their digest."""
+        read, digest = digest_files(executor, files, progress)
+        homes = self.pruned_of(piece)
+        if not homes:
+            return read, digest
+        every, merged = with_pruned(self.base.home, read, digest, homes)
+        wanted = {*piece.folders, *piece.around}
+        kept = [file for file in every if file.folder in wanted]
+        return kept, only_files(merged, every, kept)
+
+    def _executor(self, only: Sequence[str]) -> Executor:
+        if self._on is not None:
+            return RayExecutor(self.folder, self._on, only)
+        return LocalExecutor(self.folder, only=only)
+
+    def _split(self) -> list[Piece]:
+        """Return the pieces, each of about equally many files and bytes."""
+        names = {*self._sizes, *(name for folders in self._pruned.values() for name in folders)}
+        by_step: dict[int, list[str]] = {}
+        for name in sorted(names):
+            place = place_at(f"{name}/worker_0.jsonl")
+            if place is not None and place.step is not None:
+                by_step.setdefault(place.step, []).append(name)
+        steps = sorted(by_step)
+        most = Size(MOST_FILES // _PIECES, MOST_BYTES // _PIECES)
+        groups: list[list[int]] = []
+        size = Size(0, 0)
+        for step in steps:
+            more = size + self._size_of(by_step[step])
+            full = more.files > most.files or more.text > most.text
+            if not groups or (full and len(groups[-1]) >= _LEAST_STEPS):
+                groups.append([])
+                more = self._size_of(by_step[step])
+            groups[-1].append(step)
+            size = more
+        pieces = []
+        for number, own in enumerate(groups):
+            before = groups[number - 1][-1:] if number > 0 else []
+            after = groups[number + 1][:1] if number + 1 < len(groups) else []
+            around = [name for step in (*before, *after) for name in by_step[step]]
+            folders = [name for step in own for name in by_step[step]]
+            files = self._size_of([*folders, *around]).files
+            last = number == len(groups) - 1
+            pieces.append(Piece(range(own[0], own[-1] + 1), folders, around, files, last))
+        if _ENGINE in self._sizes:
+            pieces.append(Piece(None, [_ENGINE], [], self._sizes[_ENGINE].files, is_last=False))
+        return pieces
+
+    def _size_of(self, folders: Collection[str]) -> Size:
+        return sum((self._sizes.get(name, Size(0, 0)) for name in folders), Size(0, 0))
+
+
+def large_run(path: Path, on: str | None) -> LongRun | None:
+    """Return a run that is too large to be read as a whole; None if it is not, or is no log of ours.
+
+    Args:
+        path: As for `open_run`. A launch that is chosen by its id is read as a whole.
+        on: As for `open_run`.
+    """
+    folder, run_id = split_run_id(path)
+    if run_id is not None:
+        return None
+    if on is None:
+        try:
+            folder = find_run(folder)
+        except LogError:  # another project's log, or nothing: `open_run` says so
+            return None
+        if is_dataset(folder):
+            return None
+    run = LongRun(folder, on)
+    return run if run.is_large else None
