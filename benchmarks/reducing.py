@@ -1,104 +1,207 @@
-"""Reduce made digests as the caller of `--ray` does: `reducing.py make|reduce FOLDER NODES STEPS WORKERS R`.
+"""Reduce the pieces of a long run as `summary --by --ray` does, and join what is left of them.
 
-`make` writes what each node would send: the files and digest of its share of the run, with R requests of two
-turns in each step of a worker. `reduce` puts them together, and prints its seconds and its peak of memory.
+    reducing.py make FOLDER NODES WORKERS REQUESTS  # what each node sends of ten steps
+    reducing.py reduce FOLDER STEPS WORKERS  # one piece of so many steps: what a task on a node does
+    reducing.py join FOLDER PIECES  # so many of these pieces: what the caller does
+
+`make` reads a made run with so many requests in each step of a worker. `reduce` takes what the nodes send as
+if it had just come, gives the steps their numbers and times, and reduces the piece. All that follows Ray is
+real: unpacking, joining, ordering, rows, findings, health. `join` gives the pieces their numbers and times.
+Both print their seconds and their peak of memory.
 """
 
 import json
 import pickle
 import resource
 import sys
+import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest
+from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.digests.file_sources import only_files
 from sglang_instrument.analysis.executors.batches import in_order, join_results
+from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.ray_tasks import pack, unpack
-from sglang_instrument.analysis.reading.files import Control, File
-from sglang_instrument.analysis.reading.lines import Extra
-from sglang_instrument.schema import LOG_OPENED, STEP_CLOSED
+from sglang_instrument.analysis.long_runs import summary
+from sglang_instrument.analysis.long_runs.pieces import Piece
+from sglang_instrument.analysis.long_runs.summary import Reduced
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.cache import digest_files
+from sglang_instrument.testing import synthetic_run
 
-TEXTS = {"role": "worker", "event": "turn_engine_call", "phase": "generate", "finish_reason": "stop"}
-
-
-def share_of(node, nodes, steps, workers, requests):
-    """Return the files of one node's workers, and a digest as their logs would give."""
-    ranks = range(node, workers, nodes)
-    files = [made_file(step, rank) for step in range(steps) for rank in ranks]
-    rows = {"steps": 1, "requests": requests, "turns": 2 * requests, "barriers": 1, "path": 4 * requests}
-    rows["samples"] = 0
-    place = pl.DataFrame({"source": range(len(files))}).with_columns(
-        role=pl.lit("worker"),
-        worker=pl.col("source") % len(ranks) * nodes + node,
-        step=pl.col("source") // len(ranks),
-        validate=pl.lit(False),
-    )
-    tables = {}
-    for name, schema in SCHEMAS.items():
-        source = pl.int_range(len(files) * rows[name], eager=True) // max(1, rows[name])
-        at = pl.int_range(len(source), eager=True)
-        columns = [pl.lit(made(column, kind, at)).alias(column) for column, kind in schema.items()]
-        table = pl.select(*columns) if len(at) else pl.DataFrame(schema=schema)
-        tables[name] = table.with_columns(place[source]).cast(schema).select(list(schema))
-    return files, tables
+MADE = 10  # steps
+TIMES = ("start_us", "end_us", "at_us")
 
 
-def made_file(step, rank):
-    """Return a file as read, with the control records of a usual log."""
-    run_id, at_us = "20261123T180000-made", 1_700_000_000_000_000 + step * 60_000_000
+def moved(files, digest, step, at_us):
+    """Return files and digest with steps that are later by `step`, and times by `at_us`."""
+    tables = {
+        name: table.with_columns(
+            pl.col("step") + step, *(pl.col(one) + at_us for one in TIMES if one in table.columns)
+        )
+        for name, table in digest.tables().items()
+    }
+    return [moved_file(file, step, at_us) for file in files], Digest(**tables)
+
+
+def moved_file(file, step, at_us):
+    """Return a file of a step that is later by `step`."""
+    place = file.place
     controls = [
-        Control(LOG_OPENED, run_id, at_us, Extra(run_id=run_id, pid=4000 + rank, host=f"node{rank // 8}")),
-        Control(STEP_CLOSED, run_id, at_us + 60_000_000, Extra(dropped=0, sampled_out=0)),
+        msgspec.structs.replace(
+            one, time_us=one.time_us + at_us if one.event != "log_opened" else one.time_us
+        )
+        for one in file.controls
     ]
-    return File(f"step_{step}/worker_{rank}.jsonl", 80_000, at_us * 1000, [run_id], [390], controls)
+    path = f"step_{place.step + step}/{Path(file.path).name}"
+    return msgspec.structs.replace(file, path=path, controls=controls)
 
 
-def made(column, kind, at):
-    """Return values that compress about as well as real ones."""
-    if kind == pl.String:
-        if column == "request_id":
-            return (at * 2_654_435_761 % 2**32).cast(pl.String)
-        return pl.repeat(TEXTS.get(column), len(at), dtype=pl.String, eager=True)
-    if kind == pl.Float64:
-        return at * 7919 % 99_991 / 997
-    return (at * 104_729 % 60_000_000).cast(kind) if kind == pl.Int64 else (at % 2 == 0)
-
-
-def make(folder, nodes, steps, workers, requests):
-    """Write what each node sends."""
+def make(folder, nodes, workers, requests):
+    """Write what each node sends of ten steps, and how long they took."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = synthetic_run(scratch, steps=MADE, workers=workers, requests=requests, seed=1)
+        executor = LocalExecutor(run)
+        files, digest = digest_files(executor, executor.list_files())
+    steps = digest.steps.filter(role="worker")
+    took_us = steps["end_us"].max() - steps["start_us"].min()
+    begun = [0]
+    for file in files:
+        begun.append(begun[-1] + len(file.runs))
     for node in range(nodes):
-        packed = pack(share_of(node, nodes, steps, workers, requests))
-        (folder / f"{node}.pickle").write_bytes(pickle.dumps(packed))
+        own = [at for at, file in enumerate(files) if file.place.worker % nodes == node]
+        sources = {begun[at]: number for number, at in enumerate(own)}
+        mine = {
+            name: table.filter(pl.col("source").is_in(list(sources))).with_columns(
+                pl.col("source").replace_strict(sources, return_dtype=pl.Int64)
+            )
+            for name, table in digest.tables().items()
+        }
+        sent = pack(([files[at] for at in own], mine))
+        (folder / f"{node}.pickle").write_bytes(pickle.dumps((took_us, sent)))
+
+
+class Sent:
+    """What reads a piece: a stand-in for the nodes, which have sent their digests."""
+
+    is_far = True
+
+    def __init__(self, folder, steps, workers):
+        self.folder = self.home = folder
+        self.lost = {}
+        self._steps, self._workers = steps, workers
+
+    def list_files(self):
+        """Return the files of the piece, as the nodes list them."""
+        return [
+            File(f"step_{step}/{name}.jsonl", 0, 0)
+            for step in self._steps
+            for name in ("trainer_0", *(f"worker_{rank}" for rank in range(self._workers)))
+        ]
+
+    def list_others(self):
+        """Return nothing: there are only logs."""
+        return []
+
+    def read(self, files, job, progress=None):
+        """Put together what the nodes sent, for each ten steps of the piece."""
+        if job.tables != "digest":  # there are no logs in which a detector could look for lines
+            return list(files), {}
+        wanted = {file.path for file in files}
+        parts = []
+        for path in sorted(self.folder.glob("*.pickle")):
+            took_us, sent = pickle.loads(path.read_bytes())
+            for ten in range((self._steps[0] - 1) // MADE, (self._steps[-1] - 1) // MADE + 1):
+                read, tables = unpack(sent)
+                read, digest = moved(read, Digest(**tables), ten * MADE, ten * took_us)
+                kept = [file for file in read if file.path in wanted]
+                parts.append((kept, only_files(digest, read, kept).tables()))
+        listed = {file.path for read, _ in parts for file in read}
+        return in_order([file for file in files if file.path in listed], join_results(parts))
+
+
+@dataclass(frozen=True)
+class MadeWhere:
+    """Where a made piece lies."""
+
+    folder: Path
+    workers: int
+    on = None
+
+    def executor_of(self, piece):
+        """Return what reads the piece."""
+        return Sent(self.folder, piece.steps, self.workers)
+
+
+class MadeRun:
+    """A run of so many equal pieces, each as `reduce` left it."""
+
+    def __init__(self, folder, pieces):
+        self.reduced = (folder / "reduced").read_bytes()
+        one = msgspec.msgpack.decode(self.reduced, type=Reduced)
+        steps = len(pl.read_ipc(one.rows))
+        self.pieces = [piece_of(range(at * steps + 1, (at + 1) * steps + 1), 0) for at in range(pieces)]
+        self.others, self.unreadable = [], {}
+        self.base = self
+        self.home = folder / "home"
+        self.lost = {}
+        self.where = MadeWhere(folder, 0)
+
+
+def piece_of(steps, workers):
+    """Return a piece of so many steps."""
+    return Piece(steps, [f"step_{step}" for step in steps], [], [], len(steps) * (workers + 1), False)
 
 
 def reduce(folder, steps, workers):
-    """Put together what the nodes sent; print seconds, the peak of memory and the sizes."""
-    begun = time.perf_counter()
-    sent = sorted(folder.glob("*.pickle"))
-    parts = [unpack(pickle.loads(path.read_bytes())) for path in sent]
-    wanted = [
-        File(f"step_{step}/worker_{rank}.jsonl", 0, 0) for step in range(steps) for rank in range(workers)
-    ]
-    files, tables = in_order(wanted, join_results(parts))
-    del parts
-    digest = Digest(**tables)
+    """Reduce a piece; print seconds, the peak of memory and the sizes."""
+    begun, used = time.perf_counter(), time.process_time()
+    packed = summary.reduce_piece(MadeWhere(folder, workers), piece_of(range(1, steps + 1), workers), None)
+    tell(begun, used, packed, sent_mb=sum(path.stat().st_size for path in folder.glob("*.pickle")) / 2**20)
+    (folder / "reduced").write_bytes(packed)
+
+
+def join(folder, pieces):
+    """Join pieces; print seconds and the peak of memory."""
+    run = MadeRun(folder, pieces)
+    one = msgspec.msgpack.decode(run.reduced, type=Reduced)
+    rows = pl.read_ipc(one.rows)
+    took_us = rows["start_us"].max() - rows["start_us"].min()
+
+    def moved_piece(where, piece, newest):
+        step = piece.steps[0] - 1
+        later = rows.with_columns(pl.col("step") + step, pl.col("start_us") + step // len(rows) * took_us)
+        headers = [moved_file(file, step, 0) for file in one.headers]
+        newest = {f"step_{file.place.step}": file.controls[0].run_id for file in headers}
+        kept = msgspec.structs.replace(one, rows=summary._as_bytes(later), headers=headers, newest=newest)
+        return msgspec.msgpack.encode(kept)
+
+    summary.reduce_piece = moved_piece
+    begun, used = time.perf_counter(), time.process_time()
+    told = summary.summarise(run)
+    tell(begun, used, run.reduced, steps=len(told.rows), files=told.health.files, events=told.health.records)
+
+
+def tell(begun, used, packed, **more):
+    """Print what was measured."""
+    one = msgspec.msgpack.decode(packed, type=Reduced)
     measured = {
         "seconds": time.perf_counter() - begun,
+        "cpu_sec": time.process_time() - used,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "sent_mb": sum(path.stat().st_size for path in sent) / 2**20,
-        "files": len(files),
-        "files_json_mb": len(msgspec.json.encode(files)) / 2**20,
-        "tables_mb": {name: table.estimated_size("mb") for name, table in digest.tables().items()},
+        "kept_kb": len(packed) / 1024,
+        "files": one.health.files,
+        "events": one.health.records,
+        **more,
     }
     print(json.dumps(measured))
 
 
 if __name__ == "__main__":
-    what, folder, nodes, steps, workers, requests = sys.argv[1:]
-    if what == "make":
-        make(Path(folder), int(nodes), int(steps), int(workers), int(requests))
-    else:
-        reduce(Path(folder), int(steps), int(workers))
+    what, folder, *numbers = sys.argv[1:]
+    {"make": make, "reduce": reduce, "join": join}[what](Path(folder), *map(int, numbers))

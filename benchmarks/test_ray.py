@@ -19,7 +19,7 @@ STEPS = 20  # that are made; the others are links to their files
 ROUNDS = min(ROUNDS, 3)
 LEAST_SPEED = 0.8  # of the local processes'
 MOST_GROWTH = 0.15  # of the CPU seconds of a million events
-REDUCED = {"steps": 10_000, "workers": 256}
+STEPS_OF_ALL, STEPS_OF_PIECE, WORKERS = 10_000, 48, 256  # a piece has at most 12,500 files
 MOST_SEC, MOST_MB = 120, 1024
 NODES = 64
 
@@ -97,24 +97,20 @@ def test_the_cpu_time_of_a_million_events_does_not_grow_with_the_run(tmp_path, s
     assert max(costs) <= min(costs) * (1 + MOST_GROWTH)
 
 
-@pytest.mark.parametrize("requests", [0, 15])
-def test_the_caller_puts_digests_of_a_billion_events_together(tmp_path, show, requests):
-    """15 requests in each step of a worker stand for a billion events, none for their steps alone."""
-    scale = int(os.environ.get("BENCH_SCALE", "20"))  # 1 for all of it: 30 GB of memory for 15 requests
-    steps = REDUCED["steps"] // scale
-    arguments = [str(tmp_path), str(NODES), str(steps), str(REDUCED["workers"]), str(requests)]
+def test_the_caller_joins_the_pieces_of_a_billion_events(tmp_path, show):
+    """15 requests of about 27 events in each step of each worker; tasks on the nodes reduce the pieces."""
     script = [sys.executable, str(HERE / "reducing.py")]
-    subprocess.run([*script, "make", *arguments], check=True)
-    done = subprocess.run([*script, "reduce", *arguments], check=True, capture_output=True, text=True)
-    measured = json.loads(done.stdout)
-    columns = ("step-workers", "requests each", "seconds", "peak MB", "sent MB")
-    cells = (
-        f"{measured['files']:,}",
-        requests,
-        *(round(measured[key]) for key in ("seconds", "peak_mb", "sent_mb")),
-    )
-    show(table(f"1/{scale} of a billion events from {NODES} nodes", columns, [cells]))
-    save(f"ray_reduce_{requests}", [cells], measured=measured)
-    if scale == 1 and requests == 0:
-        assert measured["seconds"] <= MOST_SEC
-        assert measured["peak_mb"] <= MOST_MB
+    subprocess.run([*script, "make", str(tmp_path), str(NODES), str(WORKERS), "15"], check=True)
+    rows, measured = [], {}
+    pieces = STEPS_OF_ALL // STEPS_OF_PIECE
+    for what, arguments in (("reduce", (STEPS_OF_PIECE, WORKERS)), ("join", (pieces,))):
+        command = [*script, what, str(tmp_path), *map(str, arguments)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        measured[what] = told = json.loads(done.stdout)
+        numbers = [f"{told[key]:,.1f}" for key in ("seconds", "cpu_sec", "peak_mb")]
+        rows.append((what, f"{told['files']:,}", f"{told['events']:,}", *numbers))
+    columns = ("", "files", "events", "seconds", "CPU s", "peak MB")
+    show(table("a piece on a node; all pieces at the caller", columns, rows))
+    save("ray_reduce", rows, measured=measured)
+    assert measured["join"]["seconds"] <= MOST_SEC
+    assert measured["join"]["peak_mb"] <= MOST_MB

@@ -16,7 +16,14 @@ pytest.importorskip("ray", reason="Ray is not installed here; tests/environments
 
 PRUNE = ("--keep-steps", "1", "--keep-slowest", "0", "--yes")
 QUESTIONS = (
-    *("summary", "summary --step 2", "summary --validate", "events", "events --step 2 --worker 1"),
+    *(
+        "summary",
+        "summary --step 2",
+        "summary --validate",
+        "summary --by week",
+        "events",
+        "events --step 2 --worker 1",
+    ),
     *("requests", "requests --engine", "requests --cdf", "requests --request FIRST", "workers"),
     *("workers --step 2", "turns", "turns --tools", "lengths", "gaps", "check", "compare"),
     *("staleness --groups", "waste", "servers", "servers --step 2", "weights", "loop"),
@@ -25,13 +32,17 @@ QUESTIONS = (
 #: Questions whose answers are files.
 DRAWN = ("report -o out/report.html", "plot -o out/figures")
 CAN_DRAW = all(importlib.util.find_spec(name) for name in ("jinja2", "matplotlib", "plotly"))
+#: Questions that a run too large for memory answers in pieces.
+BY_PERIOD = ("summary --by week", "summary --by day --step 2-3", "summary --by day --validate")
 #: Answer all questions in one process: its connection to the cluster takes seconds.
 ASKING = """
     import contextlib, hashlib, io, json, os, re, sys, tempfile
     from pathlib import Path
     from sglang_instrument.analysis.executors import batches, on_ray
+    from sglang_instrument.analysis.long_runs import pieces
     from sglang_instrument.cli.main import main
 
+    pieces.MOST_FILES, pieces._LEAST_STEPS = FILES
     batches._BATCH_BYTES = MOST
     on_ray._FAN_IN = 2
     def written():
@@ -115,8 +126,11 @@ def cluster(tmp_path, monkeypatch):
     started.shutdown()
 
 
-def ask(start_script, logs, address=None, other=None, questions=QUESTIONS):
-    """Return by question what each command answers: exit code, output, words on stderr, and files so far."""
+def ask(start_script, logs, address=None, other=None, questions=QUESTIONS, files=100_000):
+    """Return by question what each command answers: exit code, output, words on stderr, and files so far.
+
+    A run of more than `files` files is read in pieces, where that is possible.
+    """
     commands = []
     for question in questions:
         command, *options = question.split()
@@ -124,9 +138,8 @@ def ask(start_script, logs, address=None, other=None, questions=QUESTIONS):
         options = [option.replace("FIRST", "2-1-0000") for option in options]
         commands.append([command, *runs, *options, "--json", *(["--ray", address] if address else [])])
     batch_bytes = "2**18" if address else "2**40"  # many batches on the nodes, one here
-    script = start_script(
-        ASKING.replace("COMMANDS", repr(commands)).replace("MOST", batch_bytes), RAY_AUTH_MODE="disabled"
-    )
+    code = ASKING.replace("COMMANDS", repr(commands)).replace("= FILES", f"= {files}, 1")
+    script = start_script(code.replace("= MOST", f"= {batch_bytes}"), RAY_AUTH_MODE="disabled")
     answers = json.loads(script.wait(timeout=900).stdout.splitlines()[-1])
     return {question: answer[1:] for question, answer in zip(questions, answers, strict=True)}
 
@@ -145,6 +158,7 @@ def test_every_command_answers_the_same_from_a_folder_that_the_nodes_share(folde
     for question in questions:
         assert on_ray[question] == expected[question], question
     assert {code for code, *_ in expected.values()} <= {0, 1, 3}
+    in_pieces(start_script, folder, folder, started.address)
 
 
 def test_disks_of_their_own_answer_as_the_folder_that_collect_makes_of_them(
@@ -167,11 +181,24 @@ def test_pruned_steps_answer_as_in_the_folder_that_collect_makes(folder, cluster
         assert not list((tmp_path / disk / "run" / "step_1").glob("*"))
     started = cluster("a", "b")
     answers_as_collected(started, start_script, tmp_path / "here")
+    in_pieces(start_script, tmp_path / "here", "$NODE_DISK/run", started.address)
     shutil.rmtree(tmp_path / "a" / "run" / ".pruned")  # of worker 0
     asked = [sys.executable, "-m", "sglang_instrument.cli.main", "requests", "$NODE_DISK/run", "--json"]
     asked += ["--ray", started.address, "--limit", "1000", "--step", "1"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
     assert {row["worker"] for row in json.loads(done.stdout)["requests"]} == {1, 2}
+
+
+def in_pieces(start_script, here, there, address):
+    """Demand that Ray tasks answer about a run that is read in pieces as this machine does, twice."""
+    expected = ask(start_script, here, questions=BY_PERIOD, files=8)
+    for _ in range(2):
+        on_ray = ask(start_script, there, address, questions=BY_PERIOD, files=8)
+        for question in BY_PERIOD:
+            code, printed, said, _ = expected[question]
+            assert "judged in 4 parts" in printed
+            wanted = [code, printed.replace(str(here), str(there)), said.replace(str(here), str(there))]
+            assert on_ray[question][:3] == wanted, question
 
 
 def spread(folder, disks):

@@ -32,24 +32,27 @@ class _Manifest(msgspec.Struct):
     files: list[File]
 
 
-class _Named(msgspec.Struct):
+class _Listed(msgspec.Struct):
+    """As much of a `File` as tells where it was and how large."""
+
     path: str
+    size: int
 
 
-class _Names(msgspec.Struct):
+class _List(msgspec.Struct):
     """As much of a `_Manifest` as tells which files it is of."""
 
-    files: list[_Named]
+    files: list[_Listed]
 
 
-def stored_folders(home: Path) -> set[str]:
-    """Return the folders of the files whose digest is in a folder: "step_12".
+def stored_files(home: Path) -> list[tuple[str, int]]:
+    """Return path and size of the files whose digest is in a folder.
 
     Raises:
         OSError, msgspec.MsgspecError: It holds no whole digest.
     """
-    manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_Names)
-    return {file.path.partition("/")[0] for file in manifest.files}
+    manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_List)
+    return [(file.path, file.size) for file in manifest.files]
 
 
 def load_digest(home: Path, smaller: bool = False) -> tuple[list[File], Digest]:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -107,6 +107,50 @@ class RayExecutor:
             self._files.bring(missing, folder)
         return folder
 
+    def call(
+        self, number: int, stopped: threading.Event, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Return what a function of this package returns on a node that holds files of the run.
+
+        It takes no CPU, so that it can wait for tasks that do. If all these nodes die, it is called here.
+
+        Args:
+            number: Calls with different numbers go to different nodes.
+            stopped: Set when the caller was interrupted.
+            function: The function.
+            *arguments: Its arguments.
+
+        Raises:
+            LogError: The function raised an error.
+        """
+        holders = sorted({name for held in self._files.held.values() for name in held.offers})
+        for at in range(len(holders)):
+            name = holders[(number + at) % len(holders)]
+            if name not in self._files.nodes:
+                continue
+            options = {"num_cpus": 0, "runtime_env": {"env_vars": _SETTINGS}, "max_retries": _RETRIES}
+            remote = self._ray.remote(**options, **self._files.nodes[name].pinned)(function)
+            try:
+                return self._ray.get(self._wait_for(remote.remote(*arguments), stopped))
+            except self._ray.exceptions.RayError as error:
+                self._demand_death(name, error)
+        return function(*arguments)
+
+    def _wait_for(self, task: Any, stopped: threading.Event) -> Any:
+        """Return a task when it has ended; raise an error if the caller was interrupted meanwhile."""
+        while not self._ray.wait([task], timeout=_LOOK_UP_SEC)[0]:
+            if stopped.is_set():
+                raise InterruptedError
+        return task
+
+    def _demand_death(self, name: str, error: Exception) -> None:
+        """Forget a node that failed; raise an error if it was our code that failed there."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, Exception) and not isinstance(cause, self._ray.exceptions.RayError):
+            raise LogError(f"node {name}: {cause}") from error
+        self._files.forget(name)
+        self.lost.setdefault(name, [])
+
     def _share_out(self, files: Sequence[File]) -> tuple[dict[str, list[File]], list[File]]:
         """Return the files that each node shall read, and those that no node alive holds."""
         shares: dict[str, list[File]] = {}
@@ -142,12 +186,8 @@ class RayExecutor:
         try:
             return files, unpack(self._reduced(name, files, job, counter))
         except self._ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)  # of an error that our code raised there
-            if isinstance(cause, Exception) and not isinstance(cause, self._ray.exceptions.RayError):
-                raise LogError(f"node {name}: {cause}") from error
-        self._files.forget(name)
-        self.lost.setdefault(name, [])
-        return files, None
+            self._demand_death(name, error)
+            return files, None
 
     def _reduced(self, name: str, files: list[File], job: Job, counter: "_Counter") -> Packed:
         """Read files on a node, and put the results together there, in a tree."""

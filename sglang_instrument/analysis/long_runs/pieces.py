@@ -13,8 +13,8 @@ import msgspec
 
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.file_sources import only_files
-from sglang_instrument.analysis.digests.stored_digest import stored_folders
-from sglang_instrument.analysis.executors.batches import ZSTD_RATIO
+from sglang_instrument.analysis.digests.stored_digest import stored_files
+from sglang_instrument.analysis.executors.batches import ZSTD_RATIO, weight
 from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor, sizes_on_nodes
@@ -27,10 +27,10 @@ from sglang_instrument.analysis.run.pruned import PRUNED, pruned_folders, with_p
 from sglang_instrument.collect import on_node
 from sglang_instrument.errors import LogError
 
-#: Of a run that is read as a whole: the digest of more takes more than about 2 GB.
+#: Of a run that is read as a whole: more takes more than about 2 GB.
 MOST_FILES: Final = 100_000
-MOST_BYTES: Final = 16 * 2**30
-_PIECES: Final = 4  # at least, of a larger run
+MOST_BYTES: Final = 8 * 2**30
+_PIECES: Final = 8  # at least, of a larger run; reading one takes about 1 GB
 _LEAST_STEPS: Final = 8  # of a piece; each reads two more
 _ENGINE: Final = "engine"
 
@@ -46,7 +46,7 @@ class Size:
         return Size(self.files + other.files, self.text + other.text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
     """Some steps of a run.
 
@@ -54,6 +54,7 @@ class Piece:
         steps: Their numbers; a validation has the number of its step. None for the engine's own logs.
         folders: Their folders.
         around: The folders of the step before and the step after.
+        pruned: The folders in `.pruned` with what is now missing in all these folders.
         files: How many log files all these folders have.
         is_last: Whether no step of the run comes after them.
     """
@@ -61,42 +62,76 @@ class Piece:
     steps: range | None
     folders: list[str]
     around: list[str]
+    pruned: list[str]
     files: int
     is_last: bool
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the logs of a run lie: its folder, and `on` as for `open_run`."""
+
+    folder: Path
+    on: str | None
+
+    def executor_of(self, piece: Piece) -> LocalExecutor | RayExecutor:
+        """Return what reads a piece."""
+        return self.executor([*piece.folders, *piece.around])
+
+    def executor(self, only: Sequence[str]) -> LocalExecutor | RayExecutor:
+        """Return what reads these folders of the run, as if there were no others."""
+        if self.on is not None:
+            return RayExecutor(self.folder, self.on, only)
+        return LocalExecutor(self.folder, only=only)
+
+
+def read_piece(
+    piece: Piece, executor: Executor, files: Sequence[File], progress: Progress | None = None
+) -> tuple[list[File], Digest]:
+    """Return the files of a piece as read, also what `prune` deleted of it, and their digest."""
+    read, digest = digest_files(executor, files, progress)
+    if not piece.pruned:
+        return read, digest
+    homes = [executor.home / PRUNED / name for name in piece.pruned]
+    every, merged = with_pruned(executor.home, read, digest, homes)
+    wanted = {*piece.folders, *piece.around}
+    kept = [file for file in every if file.folder in wanted]
+    return kept, only_files(merged, every, kept)
 
 
 class LongRun:
     """A run that is read in pieces.
 
     Args:
-        path: Its folder, as for `open_run`.
-        on: As for `open_run`.
+        where: Where its logs lie.
 
     Attributes:
+        where: The same.
         base: What reads it, without its steps.
         pieces: Its pieces, in the order of their steps; the engine's own logs come last.
         others: What lies in its folder besides logs and folders with logs.
+        is_pruned: Whether `prune` kept something of it.
         unreadable: Folders with what `prune` kept that cannot be read, with the reason.
-        size: Of all its logs.
     """
 
-    def __init__(self, path: Path, on: str | None) -> None:
-        self.folder = path
-        self._on = on
+    def __init__(self, where: Where) -> None:
+        self.where = where
         found: dict[str, Size] = {}
-        for of_node in [on_node.sizes(str(self.folder))] if on is None else sizes_on_nodes(path, on):
+        folder, on = where.folder, where.on
+        for of_node in [on_node.sizes(str(folder))] if on is None else sizes_on_nodes(folder, on):
             for name, (files, size, packed) in of_node.items():
                 text = size + packed * (ZSTD_RATIO - 1)
                 found[name] = found.get(name, Size(0, 0)) + Size(files, text)
         self.others = others_among([name for name in found if not is_part(name.rstrip("/"))])
         folders = {name[:-1]: size for name, size in found.items() if name.endswith("/")}
         self._sizes = {name: size for name, size in folders.items() if is_part(name) and name not in SMALL}
-        self.size = sum(self._sizes.values(), Size(0, 0))
+        self.is_pruned = f"{PRUNED}/" in found
 
     @property
     def is_large(self) -> bool:
         """Whether it is too large to be read as a whole."""
-        return self.size.files > MOST_FILES or self.size.text > MOST_BYTES
+        size = self._size_of(self._sizes)
+        return size.files > MOST_FILES or size.text > MOST_BYTES
 
     def prepare(self) -> None:
         """Find the steps, what `prune` kept, and on nodes of a cluster the small files.
@@ -104,48 +139,25 @@ class LongRun:
         Raises:
             InstrumentError: The nodes of the cluster lack this package.
         """
-        self.base = self._executor(SMALL)
-        self._pruned: dict[Path, set[str]] = {}
+        self.base = self.where.executor(SMALL)
+        self._pruned: dict[str, set[str]] = {}
         self.unreadable: dict[str, str] = {}
         for home in pruned_folders(self.base.home):
             try:
-                self._pruned[home] = stored_folders(home)
+                deleted = stored_files(home)
             except (OSError, msgspec.MsgspecError) as error:
                 self.unreadable[f"{PRUNED}/{home.name}"] = str(error)
+                continue
+            self._pruned[home.name] = {path.partition("/")[0] for path, _ in deleted}
+            for path, size in deleted:
+                folder, text = path.partition("/")[0], weight(File(path, size, 0))
+                self._sizes[folder] = self._sizes.get(folder, Size(0, 0)) + Size(1, text)
         self.pieces = self._split()
-
-    def executor_of(self, piece: Piece) -> Executor:
-        """Return what reads a piece."""
-        return self._executor([*piece.folders, *piece.around])
-
-    def pruned_of(self, piece: Piece) -> list[Path]:
-        """Return the folders in which `prune` kept what is now missing in a piece."""
-        wanted = {*piece.folders, *piece.around}
-        return [home for home, folders in self._pruned.items() if folders & wanted]
-
-    def read(
-        self, piece: Piece, executor: Executor, files: Sequence[File], progress: Progress | None
-    ) -> tuple[list[File], Digest]:
-        """Return the files of a piece as read, also what `prune` deleted of it, and their digest."""
-        read, digest = digest_files(executor, files, progress)
-        homes = self.pruned_of(piece)
-        if not homes:
-            return read, digest
-        every, merged = with_pruned(self.base.home, read, digest, homes)
-        wanted = {*piece.folders, *piece.around}
-        kept = [file for file in every if file.folder in wanted]
-        return kept, only_files(merged, every, kept)
-
-    def _executor(self, only: Sequence[str]) -> Executor:
-        if self._on is not None:
-            return RayExecutor(self.folder, self._on, only)
-        return LocalExecutor(self.folder, only=only)
 
     def _split(self) -> list[Piece]:
         """Return the pieces, each of about equally many files and bytes."""
-        names = {*self._sizes, *(name for folders in self._pruned.values() for name in folders)}
         by_step: dict[int, list[str]] = {}
-        for name in sorted(names):
+        for name in sorted(self._sizes):
             place = place_at(f"{name}/worker_0.jsonl")
             if place is not None and place.step is not None:
                 by_step.setdefault(place.step, []).append(name)
@@ -169,9 +181,10 @@ class LongRun:
             folders = [name for step in own for name in by_step[step]]
             files = self._size_of([*folders, *around]).files
             last = number == len(groups) - 1
-            pieces.append(Piece(range(own[0], own[-1] + 1), folders, around, files, last))
+            pruned = [name for name, gone in self._pruned.items() if gone & {*folders, *around}]
+            pieces.append(Piece(range(own[0], own[-1] + 1), folders, around, pruned, files, last))
         if _ENGINE in self._sizes:
-            pieces.append(Piece(None, [_ENGINE], [], self._sizes[_ENGINE].files, is_last=False))
+            pieces.append(Piece(None, [_ENGINE], [], [], self._sizes[_ENGINE].files, is_last=False))
         return pieces
 
     def _size_of(self, folders: Collection[str]) -> Size:
@@ -184,6 +197,9 @@ def large_run(path: Path, on: str | None) -> LongRun | None:
     Args:
         path: As for `open_run`. A launch that is chosen by its id is read as a whole.
         on: As for `open_run`.
+
+    Raises:
+        InstrumentError: There is no such cluster, or its nodes lack this package.
     """
     folder, run_id = split_run_id(path)
     if run_id is not None:
@@ -195,5 +211,8 @@ def large_run(path: Path, on: str | None) -> LongRun | None:
             return None
         if is_dataset(folder):
             return None
-    run = LongRun(folder, on)
+    run = LongRun(Where(folder, on))
+    if not run.is_large and not run.is_pruned:
+        return None
+    run.prepare()
     return run if run.is_large else None

@@ -9,8 +9,11 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Collection, Iterable, Sequence
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +24,10 @@ from sglang_instrument import __version__
 from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.digests.stored_digest import VERSION
-from sglang_instrument.analysis.executors.executor import Executor, Progress
+from sglang_instrument.analysis.executors.executor import Progress
+from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.long_runs.periods import launches_of, step_rows
-from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece
+from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece, Where, read_piece
 from sglang_instrument.analysis.reading.files import (
     File,
     RunFiles,
@@ -43,6 +47,10 @@ from sglang_instrument.analysis.verdict.verdict import findings_of, in_order_of_
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import read_regular
 
+#: By folder, the id of its newest run; None where another run replaced its steps.
+Newest = dict[str, str | None]
+
+_MOST_AT_ONCE: Final = 32  # pieces that nodes of a cluster work on
 _FOLDER: Final = "pieces"  # in that of the cache
 _MOST_BYTES: Final = 2**28  # of a piece in the cache
 
@@ -62,7 +70,7 @@ class Reduced(msgspec.Struct):
     """
 
     rows: bytes
-    newest: dict[str, str | None]
+    newest: Newest
     headers: list[File]
     last_words: list[tuple[Process, int, bool]]
     health: Health
@@ -76,6 +84,7 @@ class LongSummary:
     """What `summary --by` tells of a run that is read in pieces.
 
     Attributes:
+        folder: The run's folder.
         name: The folder and, if several runs share it, which of them is shown.
         rows: `step_rows`.
         launches: `launches_of`.
@@ -85,6 +94,7 @@ class LongSummary:
         lost: By node that died, the files that only it held.
     """
 
+    folder: Path
     name: str
     rows: pl.DataFrame
     launches: list[int]
@@ -108,110 +118,133 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
     """Read a run in pieces, and return what `summary --by` tells of it.
 
     Args:
-        run: The run.
+        run: The run, prepared.
         progress: Called with the number of files read so far and the number of files to read.
 
     Raises:
-        InstrumentError: The nodes of the cluster lack this package.
         LogError: It has no records yet.
     """
-    run.prepare()
     cache = _Cache(homes(run.base.home))
-    total = sum(piece.files for piece in run.pieces)
-    done = 0
-    parts = []
-    for piece in run.pieces:
-        parts.append(_reduced(run, piece, None, cache, _after(progress, done, total)))
-        done += piece.files
+    parts = _reduce_all(run, dict.fromkeys(run.pieces), cache, progress)
     headers = [header for part in parts for header in part.headers]
     newest = newest_runs(headers)
-    for number, piece in enumerate(run.pieces):
-        assumed = parts[number].newest
-        if any(newest.get(folder) != assumed.get(folder) for folder in piece.folders):
-            parts[number] = _reduced(run, piece, newest, cache, None)
+    again = {}
+    for piece, part in zip(run.pieces, parts, strict=True):
+        if any(newest.get(folder) != part.newest.get(folder) for folder in piece.folders):
+            again[piece] = {folder: newest.get(folder) for folder in (*piece.folders, *piece.around)}
+    right = dict(zip(again, _reduce_all(run, again, cache, None), strict=True))
+    parts = [right.get(piece, part) for piece, part in zip(run.pieces, parts, strict=True)]
     cache.forget_others()
     return _joined(run, parts, RunFiles(headers))
 
 
-def _after(progress: Progress | None, done: int, total: int) -> Progress | None:
-    """Return what tells the progress within a piece as that within the run."""
-    return None if progress is None else lambda of_piece, _: progress(min(total, done + of_piece), total)
+def _reduce_all(
+    run: LongRun, wanted: Mapping[Piece, Newest | None], cache: "_Cache", progress: Progress | None
+) -> list[Reduced]:
+    """Return what is kept of some pieces, each with the newest run of its folders, or None if not yet known.
+
+    Nodes of a cluster work at once, each on a piece; this machine reads one piece after the other.
+    """
+    stopped = threading.Event()
+    work = [
+        (run, piece, newest, cache, number, stopped) for number, (piece, newest) in enumerate(wanted.items())
+    ]
+    if run.where.on is None:
+        return _counted(wanted, starmap(_kept_of, work), progress)
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as threads:
+        try:
+            return _counted(wanted, threads.map(_kept_of, *zip(*work, strict=True)), progress)
+        except BaseException:  # Ctrl-C: the threads end soon
+            stopped.set()
+            threads.shutdown(cancel_futures=True)
+            raise
 
 
-def _reduced(
+def _counted(
+    pieces: Collection[Piece], coming: Iterable[Reduced], progress: Progress | None
+) -> list[Reduced]:
+    """Return what comes of pieces, and tell the progress."""
+    total = sum(piece.files for piece in pieces)
+    done = 0
+    parts = []
+    for piece, part in zip(pieces, coming, strict=True):
+        parts.append(part)
+        done += piece.files
+        if progress is not None:
+            progress(done, total)
+    return parts
+
+
+def _kept_of(
     run: LongRun,
     piece: Piece,
-    newest: dict[str, str | None] | None,
+    newest: Newest | None,
     cache: "_Cache",
-    progress: Progress | None,
+    number: int,
+    stopped: threading.Event,
 ) -> Reduced:
-    """Return what is kept of a piece.
-
-    Args:
-        run: The run.
-        piece: A piece of it.
-        newest: The newest run of each folder, as all pieces tell it; None if not yet known.
-        cache: Holds what was kept before.
-        progress: As in `summarise`, within the piece.
-    """
-    executor = run.executor_of(piece)
-    files = executor.list_files()
-    if newest is not None:
-        newest = {folder: newest.get(folder) for folder in (*piece.folders, *piece.around)}
-    pruned = [home.name for home in run.pruned_of(piece)]
-    state = _state(piece.folders, sorted(map(key_of, files)), pruned, sorted((newest or {}).items()))
+    """Return what is kept of a piece: what was kept before, unless a file changed."""
+    executor = run.where.executor_of(piece)
+    listed = sorted(map(key_of, executor.list_files()))
+    state = _state(piece.folders, listed, piece.pruned, sorted((newest or {}).items()))
     found = cache.load(state)
-    if found is None:
-        found = _reduce(run, piece, executor, files, newest, progress)
-        # How the run ended depends on the time at which it is asked.
-        if not piece.is_last and not found.health.unreadable:
-            cache.save(state, found)
-    return found
+    if found is not None:
+        return found
+    if isinstance(executor, RayExecutor) and not piece.pruned:  # what `prune` kept is on this machine
+        packed = executor.call(number, stopped, reduce_piece, run.where, piece, newest)
+    else:
+        packed = reduce_piece(run.where, piece, newest)
+    kept = msgspec.msgpack.decode(packed, type=Reduced)
+    # How the run ended depends on the time at which it is asked.
+    if not piece.is_last and not kept.health.unreadable:
+        cache.save(state, packed)
+    return kept
 
 
 def _state(*parts: Any) -> str:
     return hashlib.sha256(repr((__version__, VERSION, *parts)).encode()).hexdigest()[:24]
 
 
-def _reduce(
-    run: LongRun,
-    piece: Piece,
-    executor: Executor,
-    listed: Sequence[File],
-    newest: dict[str, str | None] | None,
-    progress: Progress | None,
-) -> Reduced:
-    files, digest = run.read(piece, executor, listed, progress)
-    kept = files
-    older: dict[str, int] = {}
-    if newest is not None:
-        kept = only_newest(files, newest)
-        digest = only_files(digest, files, kept)
-        older = _left_out(files, kept, piece.folders)
-        kept = [now for now, file in zip(kept, files, strict=True) if now.controls or not file.controls]
+def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
+    """Return what is kept of a piece, a `Reduced` as msgpack.
+
+    Args:
+        where: Where its logs lie.
+        piece: The piece.
+        newest: The newest run of each of its folders, as all pieces tell it; None if not yet known.
+    """
+    executor = where.executor_of(piece)
+    files, digest = read_piece(piece, executor, executor.list_files())
+    kept = files if newest is None else only_newest(files, newest)
+    digest = only_files(digest, files, kept)
+    left_out = _left_out(files, kept, piece.folders)
+    kept = [now for now, file in zip(kept, files, strict=True) if now.controls or not file.controls]
     known = RunFiles(kept)
-    opened = Run(executor, known, only_newest_runs(known, digest), cached=False)
-    return Reduced(
-        rows=_as_bytes(_rows_of(opened, piece)),
+    run = Run(executor, known, only_newest_runs(known, digest), cached=False)
+    reduced = Reduced(
+        rows=_as_bytes(_rows_of(run, piece)),
         newest=newest_runs(files) if newest is None else newest,
         headers=headers_of([file for file in files if file.folder in piece.folders]),
         last_words=[(process, *said) for process, said in last_words(kept).items()],
-        health=_health_of(opened, piece, older),
-        findings=_findings_of(opened, piece),
+        health=_health_of(run, piece, left_out),
+        findings=_findings_of(run, piece),
         changed_ns=max((file.mtime_ns for file in files), default=0),
         lost=executor.lost,
     )
+    return msgspec.msgpack.encode(reduced)
 
 
-def _left_out(files: Sequence[File], kept: Sequence[File], folders: Collection[str]) -> dict[str, int]:
-    """Return how many records of own files other runs than the newest wrote, by run."""
-    older: dict[str, int] = {}
+def _left_out(files: Sequence[File], kept: Sequence[File], folders: Collection[str]) -> Health:
+    """Return the health of what is left out of own files because a later launch replaced it."""
+    left_out = Health()
     for file, now in zip(files, kept, strict=True):
-        if file.folder in folders:
-            for run_id, records in zip(file.runs, file.records, strict=True):
-                if run_id not in now.runs and records:
-                    older[str(run_id)] = older.get(str(run_id), 0) + records
-    return older
+        if file.folder not in folders:
+            continue
+        left_out.files += bool(file.controls and not now.controls)
+        for run_id, records in zip(file.runs, file.records, strict=True):
+            if run_id not in now.runs and records:
+                left_out.older[str(run_id)] = left_out.older.get(str(run_id), 0) + records
+    return left_out
 
 
 def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
@@ -222,15 +255,13 @@ def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
     return rows.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
 
 
-def _health_of(run: Run, piece: Piece, older: dict[str, int]) -> Health:
+def _health_of(run: Run, piece: Piece, left_out: Health) -> Health:
     health = health_of([file for file in run.files if file.folder in piece.folders])
     health.ignored += [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
-    for run_id, records in older.items():
-        health.older[run_id] = health.older.get(run_id, 0) + records
     if piece.steps is not None:
         gaps = missing_files(run.files, paths_outside_steps(run.files))
         health.missing = sorted(gap for gap in gaps if gap[0] in piece.steps)
-    return health
+    return _sum_of([health, left_out])
 
 
 def _findings_of(run: Run, piece: Piece) -> list[Finding]:
@@ -257,7 +288,7 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     """Return what the pieces tell together."""
     rows = [pl.read_ipc(part.rows) for part in parts if part.rows]
     if not rows:
-        raise LogError(f"{run.folder}: no records yet")
+        raise LogError(f"{run.where.folder}: no records yet")
     last: dict[Process, tuple[int, bool]] = {}
     for part in parts:
         for process, at_us, is_closed in part.last_words:
@@ -275,7 +306,8 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
         for node, paths in one.items():
             lost.setdefault(node, []).extend(paths)
     return LongSummary(
-        name=f"{run.folder} ({which})" if which else str(run.folder),
+        folder=run.where.folder,
+        name=f"{run.where.folder} ({which})" if which else str(run.where.folder),
         rows=pl.concat(rows).sort("validate", "step"),
         launches=launches_of(headers),
         findings=in_order_of_weight(finding for part in parts for finding in part.findings),
@@ -320,13 +352,13 @@ class _Cache:
             return found
         return None
 
-    def save(self, state: str, kept: Reduced) -> None:
+    def save(self, state: str, packed: bytes) -> None:
         """Keep it for the next time, where that is possible."""
         for home in self._homes:
             draft = home / f"draft-{os.urandom(6).hex()}"
             try:
                 home.mkdir(parents=True, exist_ok=True)
-                draft.write_bytes(msgspec.msgpack.encode(kept))
+                draft.write_bytes(packed)
                 draft.replace(home / state)
             except OSError:
                 continue

@@ -224,7 +224,7 @@ def _print_long(args: argparse.Namespace, long: LongSummary) -> int:
     if args.json:
         said = {"verdict": long.sentence, "findings": [asdict(one) for one in long.findings]}
         told = period_tables.json_of(args.by, periods)
-        print_json({"folder": str(args.logs), **said, **told, "health": asdict(long.health)})
+        print_json({"folder": str(long.folder), **said, **told, "health": asdict(long.health)})
         return 0
     where = select.named(chosen, validate=args.validate)
     period_tables.print_periods(f"{long.name}{where}, by {args.by}", periods)

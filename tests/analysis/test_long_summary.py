@@ -1,0 +1,190 @@
+"""`summary --by` of a run that is read in pieces says what it says of the run as a whole."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_instrument.analysis.long_runs import pieces, summary
+from sglang_instrument.cli.main import main
+from sglang_instrument.testing import Death, SlowEngine, synthetic_run
+
+Told = dict[str, Any]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+    """Return what `summary --by day --json` prints of a folder, with pieces of some files each."""
+
+    def ask(folder: Path, files: int, *options: str) -> Told:
+        monkeypatch.setattr(pieces, "MOST_FILES", files)
+        capsys.readouterr()
+        assert main(["summary", str(folder), "--by", "day", "--json", *options]) == 0
+        answer: Told = json.loads(capsys.readouterr().out)
+        return answer
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 40 steps of three workers, with validations."""
+    return synthetic_run(
+        tmp_path_factory.mktemp("usual") / "exp", steps=40, workers=3, requests=3, seed=1, validate_every=10
+    )
+
+
+def age(folder: Path) -> Path:
+    """Let all files of a run seem to be an hour old: `prune` takes them, and the run is over."""
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - 3600, time.time() - 3600))
+    return folder
+
+
+def assert_equal_but_for_the_verdict(whole: Told, cut: Told) -> None:
+    assert "judged in" in cut["verdict"]
+    assert "judged in" not in whole["verdict"]
+    for answer in (whole, cut):
+        answer["health"]["ignored"].sort()
+    assert cut["health"] == whole["health"]
+    assert len(cut["periods"]) == len(whole["periods"])
+    for mine, its in zip(cut["periods"], whole["periods"], strict=True):
+        parts, its_parts = mine.pop("parts"), its.pop("parts")
+        assert parts == pytest.approx(its_parts)
+        words = {name: value for name, value in mine.items() if isinstance(value, str)}
+        assert words == {name: value for name, value in its.items() if isinstance(value, str)}
+        numbers = {name: value for name, value in mine.items() if name not in words}
+        assert numbers == pytest.approx({name: its[name] for name in numbers})
+
+
+@pytest.mark.parametrize("options", [(), ("--validate",), ("--step", "9-30")])
+def test_a_usual_run(usual: Path, told: Callable[..., Told], options: tuple[str, ...]) -> None:
+    whole = told(usual, 1000, *options)
+    assert whole["periods"][0]["steps"] == {(): 40, ("--validate",): 4, ("--step", "9-30"): 22}[options]
+    assert_equal_but_for_the_verdict(whole, told(usual, 40, *options))
+
+
+def test_a_step_that_is_not_there_is_refused(
+    usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_FILES", 40)
+    assert main(["summary", str(usual), "--by", "day", "--step", "77"]) == 2
+    assert "no step 77; there are 40, the nearest: 38, 39, 40" in capsys.readouterr().err
+
+
+def test_a_launch_that_replaced_steps_which_it_did_not_reach(
+    tmp_path: Path, told: Callable[..., Told]
+) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=40, workers=2, requests=3, seed=1)
+    day = 86_400.0
+    later = synthetic_run(
+        tmp_path / "new", steps=6, workers=2, requests=3, seed=2, first_step=15, clock_skew={0: day, 1: day}
+    )
+    for path in later.glob("step_*/*"):
+        target = folder / path.relative_to(later)
+        target.write_bytes(target.read_bytes() + path.read_bytes())
+    whole = told(folder, 1000)
+    assert sum(row["steps"] for row in whole["periods"]) == 14 + 6  # 21 to 40 were replaced
+    assert [row["restarts"] for row in whole["periods"]] == [0, 1]
+    assert sum(whole["health"]["older"].values()) > 1000
+    assert_equal_but_for_the_verdict(whole, told(folder, 24))
+
+
+def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=36, workers=3, requests=3, seed=1)
+    for step in range(1, 37):  # one of them is the first of a piece, one the last
+        path = folder / f"step_{step}/worker_1.jsonl"
+        if step % 5 == 0:
+            path.unlink()
+        elif step % 7 == 0:
+            lines = path.read_bytes().splitlines(keepends=True)
+            path.write_bytes(b"".join(line for line in lines if b'_closed"' not in line) + b'{"event":"torn')
+        elif step % 9 == 0:
+            path.write_bytes(path.read_bytes().replace(b'"dropped":0', b'"dropped":3'))
+    (folder / "step_11/notes.txt").write_text("mine")
+    (folder / "checkpoints").mkdir()
+    (folder / "step_12/worker_9.jsonl").touch()
+    whole = told(folder, 1000)
+    health = whole["health"]
+    assert [len(health[name]) for name in ("missing", "unclosed", "empty", "ignored")] == [7, 4, 1, 2]
+    assert health["torn"] == 4
+    assert whole["periods"][0]["dropped"] == 12
+    assert_equal_but_for_the_verdict(whole, told(folder, 40))
+
+
+def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=40, workers=2, requests=3, seed=1)
+    age(folder)
+    for keep in (20, 8):
+        arguments = ["prune", str(folder), "--keep-steps", str(keep), "--keep-slowest", "1", "--yes"]
+        assert main(arguments) == 0
+    whole = told(folder, 1000)
+    assert whole["periods"][0]["steps"] == 40
+    assert sum(whole["health"]["pruned"].values()) > 40
+    cut = told(folder, 40)  # the files that are there are fewer
+    assert cut["verdict"].endswith("judged in 5 parts, each by itself)")
+    assert_equal_but_for_the_verdict(whole, cut)
+    broken = next((folder / ".pruned").glob("*/digest.json")).parent
+    (broken / "digest.json").write_text("{")
+    whole = told(folder, 1000)
+    assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]
+    assert list(told(folder, 16)["health"]["unreadable"]) == [f".pruned/{broken.name}"]
+
+
+def test_the_next_call_reads_only_what_changed(
+    usual: Path, tmp_path: Path, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".cache"))
+    read: list[range | None] = []
+    reduce = summary.reduce_piece
+
+    def counted(where: pieces.Where, piece: pieces.Piece, newest: summary.Newest | None) -> bytes:
+        read.append(piece.steps)
+        return reduce(where, piece, newest)
+
+    monkeypatch.setattr(summary, "reduce_piece", counted)
+    first = told(folder, 60)
+    steps = [piece for piece in read if piece is not None]
+    assert len(steps) >= 4
+    read.clear()
+    assert told(folder, 60) == first
+    assert read == [steps[-1]]  # the last: how the run ended depends on when it is asked
+    with (folder / "step_2/worker_0.jsonl").open("a") as file:
+        file.write("torn\n")
+    read.clear()
+    again = told(folder, 60)
+    assert read == [steps[0], steps[-1]]
+    assert again["health"]["foreign"] == 1
+    assert again["periods"] == first["periods"]
+    kept = list((folder / ".cache/pieces").iterdir())
+    assert len(kept) == len(steps) - 1  # those of before are deleted
+
+
+def test_a_fault_is_found_in_its_piece(tmp_path: Path, told: Callable[..., Told]) -> None:
+    slow = SlowEngine(step=22, worker=2, factor=3.0)
+    clocks = dict.fromkeys(range(4), 0.0)
+    folder = synthetic_run(
+        tmp_path / "exp", steps=40, workers=4, requests=6, seed=3, causes=[slow], engine_clocks=clocks
+    )
+    whole, cut = told(folder, 1000), told(folder, 60)
+    for answer in (whole, cut):
+        first = answer["findings"][0]
+        assert (first["cause"], first["step"], first["worker"]) == ("engine", 22, 2)
+    assert cut["verdict"].startswith("step 22")
+    assert_equal_but_for_the_verdict(whole, cut)
+
+
+def test_a_worker_that_died_in_the_last_step(tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = synthetic_run(
+        tmp_path / "exp", steps=30, workers=3, requests=4, seed=3, causes=[Death(step=30, worker=1)]
+    )
+    age(folder)
+    whole, cut = told(folder, 1000), told(folder, 30)
+    assert [one["cause"] for one in cut["findings"]].count("death") == 1
+    assert cut["findings"][0]["sentence"] == whole["findings"][0]["sentence"]
+    assert_equal_but_for_the_verdict(whole, cut)
