@@ -27,22 +27,28 @@ def sizes(folder: str) -> dict[str, tuple[int, int, int]]:
     """
     root = os.path.expandvars(folder)
     found: dict[str, tuple[int, int, int]] = {}
-    try:
-        entries = list(os.scandir(root))
-    except OSError:
-        return found
-    for entry in entries:
-        if not entry.is_dir(follow_symlinks=False):
+    for entry in _entries(root):
+        if not entry.is_dir():
             found[entry.name] = (0, 0, 0)
             continue
-        files = total = packed = 0
-        for one in os.scandir(entry.path):
-            if one.is_file(follow_symlinks=False):
-                size = one.stat(follow_symlinks=False).st_size
-                files, total = files + 1, total + size
-                packed += size if one.name.endswith(".zst") else 0
-        found[entry.name + "/"] = (files, total, packed)
+        own = [(entry.name, _size(entry)) for entry in _entries(entry.path)]
+        packed = sum(size for name, size in own if name.endswith(".zst"))
+        found[f"{entry.name}/"] = (len(own), sum(size for _, size in own), packed)
     return found
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(folder))
+    except OSError:  # deleted meanwhile, or not for this user: what reads it says so
+        return []
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0
 
 
 def look(folder: str, only: list[str] | None = None) -> dict[str, Any]:

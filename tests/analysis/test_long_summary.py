@@ -77,6 +77,25 @@ def test_a_step_that_is_not_there_is_refused(
     assert "no step 77; there are 40, the nearest: 38, 39, 40" in capsys.readouterr().err
 
 
+def test_without_periods_it_is_read_as_a_whole_which_is_said(
+    usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(usual, usual.parent / "whole", ignore=shutil.ignore_patterns(".cache"))
+    monkeypatch.setattr(pieces, "MOST_FILES", 40)
+    assert main(["summary", str(folder)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("132 files at once: `--by day` and `--by week` read them in pieces")
+    assert "40 steps" in printed.out
+
+
+def test_folders_that_are_links_are_read(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    for part in usual.iterdir():
+        (folder / part.name).symlink_to(part)
+    assert_equal_but_for_the_verdict(told(folder, 1000), told(folder, 40))
+
+
 def test_a_launch_that_replaced_steps_which_it_did_not_reach(
     tmp_path: Path, told: Callable[..., Told]
 ) -> None:

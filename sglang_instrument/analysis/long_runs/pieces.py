@@ -161,11 +161,10 @@ class LongRun:
             place = place_at(f"{name}/worker_0.jsonl")
             if place is not None and place.step is not None:
                 by_step.setdefault(place.step, []).append(name)
-        steps = sorted(by_step)
         most = Size(MOST_FILES // _PIECES, MOST_BYTES // _PIECES)
         groups: list[list[int]] = []
         size = Size(0, 0)
-        for step in steps:
+        for step in sorted(by_step):
             more = size + self._size_of(by_step[step])
             full = more.files > most.files or more.text > most.text
             if not groups or (full and len(groups[-1]) >= _LEAST_STEPS):
@@ -173,6 +172,8 @@ class LongRun:
                 more = self._size_of(by_step[step])
             groups[-1].append(step)
             size = more
+        if len(groups) > 1 and len(groups[-1]) < _LEAST_STEPS:
+            groups[-2:] = [groups[-2] + groups[-1]]
         pieces = []
         for number, own in enumerate(groups):
             before = groups[number - 1][-1:] if number > 0 else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import statistics
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,10 +13,12 @@ from sglang_instrument.cli import period_tables, select, step_tables
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.ledger_tables import LEDGER, print_ledger
 from sglang_instrument.cli.numbers import duration, percent
+from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
 from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
+    from sglang_instrument.analysis.executors.executor import Progress
     from sglang_instrument.analysis.long_runs.summary import LongSummary
     from sglang_instrument.analysis.run.opening import Run
 
@@ -102,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     if args.by and (long := _long_run(args)) is not None:
         return _print_long(args, long)
     with reading() as progress:
-        opened = select.open_logs(args, args.logs, progress)
+        opened = select.open_logs(args, args.logs, _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None
         summary = _Summary() if args.by else _summarise(opened, args.validate, chosen)
         periods = _periods(opened, args, chosen) if args.by else []
@@ -149,6 +152,22 @@ def run(args: argparse.Namespace) -> int:
         print_line(engine_logs.engine_line(engine))
     print_told("log", opened.health.sentence())
     return 0
+
+
+def _hinting(progress: Progress) -> Progress:
+    """Return what also says, before a large run is read, what reads it in less memory."""
+    from sglang_instrument.analysis.long_runs.pieces import MOST_FILES
+
+    told = False
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if total > MOST_FILES and not told:
+            told = True
+            say(f"{total:,} files at once: `--by day` and `--by week` read them in pieces", sys.stderr)
+        progress(done, total)
+
+    return tell
 
 
 def _are_unbound(opened: Run) -> bool:
