@@ -27,9 +27,9 @@ from sglang_instrument.analysis.digests.file_sources import only_files
 from sglang_instrument.analysis.executors.batches import in_order, join_results
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.ray_tasks import pack, unpack
-from sglang_instrument.analysis.long_runs import summary
+from sglang_instrument.analysis.long_runs import reduced, summary
 from sglang_instrument.analysis.long_runs.pieces import Piece
-from sglang_instrument.analysis.long_runs.summary import Reduced
+from sglang_instrument.analysis.long_runs.reduced import Reduced
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.cache import digest_files
 from sglang_instrument.testing import synthetic_run
@@ -161,7 +161,7 @@ def piece_of(steps, workers):
 def reduce(folder, steps, workers):
     """Reduce a piece; print seconds, the peak of memory and the sizes."""
     begun, used = time.perf_counter(), time.process_time()
-    packed = summary.reduce_piece(MadeWhere(folder, workers), piece_of(range(1, steps + 1), workers), None)
+    packed = reduced.reduce_piece(MadeWhere(folder, workers), piece_of(range(1, steps + 1), workers), None)
     tell(begun, used, packed, sent_mb=sum(path.stat().st_size for path in folder.glob("*.pickle")) / 2**20)
     (folder / "reduced").write_bytes(packed)
 
@@ -178,7 +178,7 @@ def join(folder, pieces):
         later = rows.with_columns(pl.col("step") + step, pl.col("start_us") + step // len(rows) * took_us)
         headers = [moved_file(file, step, 0) for file in one.headers]
         newest = {f"step_{file.place.step}": file.controls[0].run_id for file in headers}
-        kept = msgspec.structs.replace(one, rows=summary._as_bytes(later), headers=headers, newest=newest)
+        kept = msgspec.structs.replace(one, rows=reduced._as_bytes(later), headers=headers, newest=newest)
         return msgspec.msgpack.encode(kept)
 
     summary.reduce_piece = moved_piece

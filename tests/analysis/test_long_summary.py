@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_instrument.analysis.long_runs import pieces, summary
+from sglang_instrument.analysis.long_runs.reduced import Newest
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import Death, SlowEngine, synthetic_run
 
@@ -162,7 +163,7 @@ def test_the_next_call_reads_only_what_changed(
     read: list[range | None] = []
     reduce = summary.reduce_piece
 
-    def counted(where: pieces.Where, piece: pieces.Piece, newest: summary.Newest | None) -> bytes:
+    def counted(where: pieces.Where, piece: pieces.Piece, newest: Newest | None) -> bytes:
         read.append(piece.steps)
         return reduce(where, piece, newest)
 

@@ -86,7 +86,7 @@ MAY_IMPORT = {
     "analysis.verdict.detectors": LEDGER | ROUTING | {"analysis.verdict.evidence"},
     "analysis.verdict": LEDGER | ROUTING | {"analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis.dataset": ANSWERS,
-    "analysis.long_runs": ANSWERS,
+    "analysis.long_runs": ANSWERS | {"package"},
     "analysis": ANSWERS
     | {"analysis.dataset", "analysis.long_runs"}
     | {"package", "report.figures", "report.html"},

@@ -4,18 +4,54 @@ A file that several nodes hold, because they share a disk, counts once. Differen
 count: they get the names that `collect` would give them.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sglang_instrument.collect import on_node
-from sglang_instrument.collect.by_ray import RayNode, RayNodes
+from sglang_instrument.collect.by_ray import RayNode, RayNodes, connect
 from sglang_instrument.collect.gather import CHUNK_BYTES, in_chunks, is_inside, pieces_of
 from sglang_instrument.collect.same_files import Offer, match
 
+#: What `on` is for the cluster that this machine belongs to.
+HERE: Final = "ray"
 _MOST_NODES: Final = 32  # asked at once
+
+
+def cluster_at(on: str) -> Any:
+    """Return Ray, connected to a cluster: `HERE`, or the one at an address.
+
+    Raises:
+        InstrumentError: Ray is not installed, or there is no such cluster.
+    """
+    return connect("auto" if on == HERE else on, {})
+
+
+def where_on_nodes(folder: Path) -> str:
+    """Return a run's folder as the nodes shall name it; they expand variables."""
+    return str(folder) if str(folder).startswith("$") else os.path.abspath(folder)  # noqa: PTH100
+
+
+def sizes_on_nodes(folder: Path, on: str) -> list[dict[str, tuple[int, int, int]]]:
+    """Return what each node that answers has in a run's folder: `on_node.sizes`.
+
+    Raises:
+        InstrumentError: Ray is not installed, or there is no such cluster.
+    """
+
+    def sizes(node: RayNode) -> dict[str, tuple[int, int, int]]:
+        try:
+            [found] = node.calls(on_node.sizes, [(where_on_nodes(folder),)])
+        except Exception:  # whatever Ray raises for a node that dies; an executor names it
+            return {}
+        return dict(found)
+
+    nodes = RayNodes(cluster_at(on)).nodes().values()
+    with ThreadPoolExecutor(_MOST_NODES) as threads:
+        return list(threads.map(sizes, nodes))
 
 
 @dataclass(frozen=True)

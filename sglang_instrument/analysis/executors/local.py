@@ -15,6 +15,7 @@ from sglang_instrument.analysis.executors.executor import BatchResult, Job, Prog
 from sglang_instrument.analysis.executors.worker_processes import read_in_processes
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import log_files, other_files
+from sglang_instrument.collect import on_node
 
 _MOST_PROCESSES: Final = 16
 
@@ -80,6 +81,11 @@ def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
             continue
         files.append(File(name, stat.st_size, stat.st_mtime_ns))
     return files
+
+
+def sizes_here(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Return what lies in a run's folder of this machine: `on_node.sizes`."""
+    return on_node.sizes(str(folder))
 
 
 def _cores() -> int:

@@ -13,18 +13,16 @@ from typing import Any, Final
 from sglang_instrument import __version__
 from sglang_instrument.analysis.executors.batches import in_order, join_results, split_files, weight
 from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress
-from sglang_instrument.analysis.executors.files_on_nodes import FilesOnNodes
+from sglang_instrument.analysis.executors.files_on_nodes import FilesOnNodes, cluster_at, where_on_nodes
 from sglang_instrument.analysis.executors.ray_tasks import Packed, combine, read_batch, unpack
 from sglang_instrument.analysis.executors.worker_processes import SETTINGS
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import logs_among, others_among
 from sglang_instrument.collect import on_node
-from sglang_instrument.collect.by_ray import RayNode, RayNodes, connect
+from sglang_instrument.collect.by_ray import RayNode, RayNodes
 from sglang_instrument.collect.collected import PRUNED
 from sglang_instrument.errors import InstrumentError, LogError
 
-#: What `on` is for the cluster that this machine belongs to.
-HERE: Final = "ray"
 #: The folders of a run that an executor brings to this machine as a whole, unless it is not of them.
 SMALL: Final = ("processes", PRUNED)
 _SETTINGS: Final = {name: value for name, value in SETTINGS.items() if name != "PYTHONSAFEPATH"}
@@ -52,8 +50,8 @@ class RayExecutor:
 
     def __init__(self, folder: Path, on: str, only: Sequence[str] | None = None) -> None:
         self.folder = folder
-        where = _where(folder)
-        self._ray = connect("auto" if on == HERE else on, {})
+        where = where_on_nodes(folder)
+        self._ray = cluster_at(on)
         self._source = RayNodes(self._ray)
         self._files = FilesOnNodes(where, self._source, only)
         self.lost: dict[str, list[str]] = {name: [] for name in self._files.absent}
@@ -315,30 +313,6 @@ def _of(names: dict[str, str], batch: Sequence[File]) -> dict[str, str]:
 
 def _processes(node: RayNode) -> int:
     return max(1, int(node.cpus))
-
-
-def sizes_on_nodes(folder: Path, on: str) -> list[dict[str, tuple[int, int, int]]]:
-    """Return what each node that answers has in a run's folder: `on_node.sizes`.
-
-    Raises:
-        InstrumentError: Ray is not installed, or there is no such cluster.
-    """
-    nodes = RayNodes(connect("auto" if on == HERE else on, {})).nodes().values()
-
-    def sizes(node: RayNode) -> dict[str, tuple[int, int, int]]:
-        try:
-            [found] = node.calls(on_node.sizes, [(_where(folder),)])
-        except Exception:  # whatever Ray raises for a node that dies; an executor names it
-            return {}
-        return dict(found)
-
-    with ThreadPoolExecutor(_MOST_NODES) as threads:
-        return list(threads.map(sizes, nodes))
-
-
-def _where(folder: Path) -> str:
-    """Return a run's folder as the nodes shall name it; they expand variables."""
-    return str(folder) if str(folder).startswith("$") else os.path.abspath(folder)  # noqa: PTH100
 
 
 def _home(where: str) -> Path:

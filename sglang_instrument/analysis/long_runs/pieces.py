@@ -16,15 +16,15 @@ from sglang_instrument.analysis.digests.file_sources import only_files
 from sglang_instrument.analysis.digests.stored_digest import stored_files
 from sglang_instrument.analysis.executors.batches import ZSTD_RATIO, weight
 from sglang_instrument.analysis.executors.executor import Executor, Progress
-from sglang_instrument.analysis.executors.local import LocalExecutor
-from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor, sizes_on_nodes
+from sglang_instrument.analysis.executors.files_on_nodes import sizes_on_nodes
+from sglang_instrument.analysis.executors.local import LocalExecutor, sizes_here
+from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import is_part, others_among, place_at
 from sglang_instrument.analysis.run.cache import digest_files, is_dataset
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.logged_runs import split_run_id
 from sglang_instrument.analysis.run.pruned import PRUNED, pruned_folders, with_pruned
-from sglang_instrument.collect import on_node
 from sglang_instrument.errors import LogError
 
 #: Of a run that is read as a whole: more takes more than about 2 GB.
@@ -118,7 +118,7 @@ class LongRun:
         self.where = where
         found: dict[str, Size] = {}
         folder, on = where.folder, where.on
-        for of_node in [on_node.sizes(str(folder))] if on is None else sizes_on_nodes(folder, on):
+        for of_node in [sizes_here(folder)] if on is None else sizes_on_nodes(folder, on):
             for name, (files, size, packed) in of_node.items():
                 text = size + packed * (ZSTD_RATIO - 1)
                 found[name] = found.get(name, Size(0, 0)) + Size(files, text)

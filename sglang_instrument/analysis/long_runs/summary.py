@@ -5,14 +5,11 @@ whose files changed. Which launch counts in a step is known when all pieces are 
 another for the newest is read again.
 """
 
-import contextlib
 import hashlib
-import io
-import os
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 from typing import Any, Final
@@ -21,62 +18,29 @@ import msgspec
 import polars as pl
 
 from sglang_instrument import __version__
-from sglang_instrument.analysis.answers.call_times import paths_of
-from sglang_instrument.analysis.digests.file_sources import key_of, only_files
+from sglang_instrument.analysis.digests.file_sources import key_of
 from sglang_instrument.analysis.digests.stored_digest import VERSION
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
-from sglang_instrument.analysis.long_runs.periods import launches_of, step_rows
-from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece, Where, read_piece
+from sglang_instrument.analysis.long_runs.periods import launches_of
+from sglang_instrument.analysis.long_runs.piece_cache import PieceCache
+from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece
+from sglang_instrument.analysis.long_runs.reduced import Newest, Reduced, reduce_piece, sum_of
 from sglang_instrument.analysis.reading.files import (
     File,
     RunFiles,
-    headers_of,
     newest_runs,
-    only_newest,
 )
-from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_word, is_over, last_words
-from sglang_instrument.analysis.run.cache import homes, only_newest_runs
+from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_word, is_over
+from sglang_instrument.analysis.run.cache import homes
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs
-from sglang_instrument.analysis.run.losses import health_of, missing_files, used_runs
-from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.outside import paths_outside_steps
+from sglang_instrument.analysis.run.losses import used_runs
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
-from sglang_instrument.analysis.verdict.verdict import findings_of, in_order_of_weight
+from sglang_instrument.analysis.verdict.verdict import in_order_of_weight
 from sglang_instrument.errors import LogError
-from sglang_instrument.regular_files import read_regular
-
-#: By folder, the id of its newest run; None where another run replaced its steps.
-Newest = dict[str, str | None]
 
 _MOST_AT_ONCE: Final = 32  # pieces that nodes of a cluster work on
-_FOLDER: Final = "pieces"  # in that of the cache
-_MOST_BYTES: Final = 2**28  # of a piece in the cache
-
-
-class Reduced(msgspec.Struct):
-    """What is kept of a piece.
-
-    Attributes:
-        rows: `step_rows` of its own steps, as Arrow.
-        newest: The newest run of each of its folders, as far as this piece shows it.
-        headers: `headers_of` all of its files, before older runs were left out.
-        last_words: Of `last_words`.
-        health: Of its own files.
-        findings: Those of its own steps, and of the run as the piece shows it.
-        changed_ns: When one of its files was last written to.
-        lost: By node that died, the files that only it held.
-    """
-
-    rows: bytes
-    newest: Newest
-    headers: list[File]
-    last_words: list[tuple[Process, int, bool]]
-    health: Health
-    findings: list[Finding]
-    changed_ns: int
-    lost: dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -124,7 +88,7 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
     Raises:
         LogError: It has no records yet.
     """
-    cache = _Cache(homes(run.base.home))
+    cache = PieceCache(homes(run.base.home))
     parts = _reduce_all(run, dict.fromkeys(run.pieces), cache, progress)
     headers = [header for part in parts for header in part.headers]
     newest = newest_runs(headers)
@@ -139,7 +103,7 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
 
 
 def _reduce_all(
-    run: LongRun, wanted: Mapping[Piece, Newest | None], cache: "_Cache", progress: Progress | None
+    run: LongRun, wanted: Mapping[Piece, Newest | None], cache: PieceCache, progress: Progress | None
 ) -> list[Reduced]:
     """Return what is kept of some pieces, each with the newest run of its folders, or None if not yet known.
 
@@ -179,7 +143,7 @@ def _kept_of(
     run: LongRun,
     piece: Piece,
     newest: Newest | None,
-    cache: "_Cache",
+    cache: PieceCache,
     number: int,
     stopped: threading.Event,
 ) -> Reduced:
@@ -205,85 +169,6 @@ def _state(*parts: Any) -> str:
     return hashlib.sha256(repr((__version__, VERSION, *parts)).encode()).hexdigest()[:24]
 
 
-def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
-    """Return what is kept of a piece, a `Reduced` as msgpack.
-
-    Args:
-        where: Where its logs lie.
-        piece: The piece.
-        newest: The newest run of each of its folders, as all pieces tell it; None if not yet known.
-    """
-    executor = where.executor_of(piece)
-    files, digest = read_piece(piece, executor, executor.list_files())
-    kept = files if newest is None else only_newest(files, newest)
-    digest = only_files(digest, files, kept)
-    left_out = _left_out(files, kept, piece.folders)
-    kept = [now for now, file in zip(kept, files, strict=True) if now.controls or not file.controls]
-    known = RunFiles(kept)
-    run = Run(executor, known, only_newest_runs(known, digest), cached=False)
-    reduced = Reduced(
-        rows=_as_bytes(_rows_of(run, piece)),
-        newest=newest_runs(files) if newest is None else newest,
-        headers=headers_of([file for file in files if file.folder in piece.folders]),
-        last_words=[(process, *said) for process, said in last_words(kept).items()],
-        health=_health_of(run, piece, left_out),
-        findings=_findings_of(run, piece),
-        changed_ns=max((file.mtime_ns for file in files), default=0),
-        lost=executor.lost,
-    )
-    return msgspec.msgpack.encode(reduced)
-
-
-def _left_out(files: Sequence[File], kept: Sequence[File], folders: Collection[str]) -> Health:
-    """Return the health of what is left out of own files because a later launch replaced it."""
-    left_out = Health()
-    for file, now in zip(files, kept, strict=True):
-        if file.folder not in folders:
-            continue
-        left_out.files += bool(file.controls and not now.controls)
-        for run_id, records in zip(file.runs, file.records, strict=True):
-            if run_id not in now.runs and records:
-                left_out.older[str(run_id)] = left_out.older.get(str(run_id), 0) + records
-    return left_out
-
-
-def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
-    """Return `step_rows` of a piece's own steps; None if it has none."""
-    if piece.steps is None or run.digest.steps.is_empty():
-        return None
-    rows = step_rows(run, paths_of(run))
-    return rows.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
-
-
-def _health_of(run: Run, piece: Piece, left_out: Health) -> Health:
-    health = health_of([file for file in run.files if file.folder in piece.folders])
-    health.ignored += [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
-    if piece.steps is not None:
-        gaps = missing_files(run.files, paths_outside_steps(run.files))
-        health.missing = sorted(gap for gap in gaps if gap[0] in piece.steps)
-    return _sum_of([health, left_out])
-
-
-def _findings_of(run: Run, piece: Piece) -> list[Finding]:
-    """Return findings of a piece's own steps, and of the run as the piece shows it.
-
-    Only the last piece tells how the run ended.
-    """
-    found = findings_of(run, None if piece.is_last else False)
-    own = {
-        (one.place.step, one.place.validate) for one in run.files if one.folder in piece.folders and one.place
-    }
-    return [one for one in found if one.step is None or (one.step, one.validate) in own]
-
-
-def _as_bytes(table: pl.DataFrame | None) -> bytes:
-    if table is None:
-        return b""
-    target = io.BytesIO()
-    table.write_ipc(target, compression="zstd")
-    return target.getvalue()
-
-
 def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSummary:
     """Return what the pieces tell together."""
     rows = [pl.read_ipc(part.rows) for part in parts if part.rows]
@@ -293,7 +178,7 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     for part in parts:
         for process, at_us, is_closed in part.last_words:
             last[process] = max((at_us, is_closed), last.get(process, (at_us, is_closed)))
-    health = _sum_of(part.health for part in parts)
+    health = sum_of(part.health for part in parts)
     health.runs = used_runs(headers)
     health.ignored += run.others
     health.unreadable.update(run.unreadable)
@@ -304,7 +189,8 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     lost: dict[str, list[str]] = {}
     for one in (run.base.lost, *(part.lost for part in parts)):
         for node, paths in one.items():
-            lost.setdefault(node, []).extend(paths)
+            known = lost.setdefault(node, [])
+            known += [path for path in paths if path not in known]  # steps around a piece are in two
     return LongSummary(
         folder=run.where.folder,
         name=f"{run.where.folder} ({which})" if which else str(run.where.folder),
@@ -315,60 +201,3 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
         health=health,
         lost=lost,
     )
-
-
-def _sum_of(parts: Iterable[Health]) -> Health:
-    """Return the health of files, from that of some of them each."""
-    total = Health()
-    for part in parts:
-        for one in fields(Health):
-            mine, more = getattr(total, one.name), getattr(part, one.name)
-            if isinstance(mine, dict):
-                mine.update({key: mine[key] + value if key in mine else value for key, value in more.items()})
-            elif not isinstance(mine, str):
-                setattr(total, one.name, mine + more)
-    return total
-
-
-class _Cache:
-    """What was kept of pieces, in a folder of the run's cache.
-
-    Args:
-        homes: Where the cache may lie; the first that can be written is used.
-    """
-
-    def __init__(self, homes: Sequence[Path]) -> None:
-        self._homes = [home / _FOLDER for home in homes]
-        self._used: set[str] = set()
-
-    def load(self, state: str) -> Reduced | None:
-        """Return what was kept of a piece in this state; None if nothing was."""
-        for home in self._homes:
-            try:
-                found = msgspec.msgpack.decode(read_regular(home / state, _MOST_BYTES), type=Reduced)
-            except (OSError, msgspec.MsgspecError):
-                continue
-            self._used.add(state)
-            return found
-        return None
-
-    def save(self, state: str, packed: bytes) -> None:
-        """Keep it for the next time, where that is possible."""
-        for home in self._homes:
-            draft = home / f"draft-{os.urandom(6).hex()}"
-            try:
-                home.mkdir(parents=True, exist_ok=True)
-                draft.write_bytes(packed)
-                draft.replace(home / state)
-            except OSError:
-                continue
-            self._used.add(state)
-            return
-
-    def forget_others(self) -> None:
-        """Delete what was kept of pieces in other states than those of this time."""
-        for home in self._homes:
-            for path in home.glob("*"):
-                if path.name not in self._used:
-                    with contextlib.suppress(OSError):  # it wastes space, but changes no answer
-                        path.unlink()

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli import period_tables, select, step_tables
+from sglang_instrument.cli import long_summary, period_tables, select, step_tables
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.ledger_tables import LEDGER, print_ledger
 from sglang_instrument.cli.numbers import duration, percent
@@ -19,7 +19,6 @@ from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.executors.executor import Progress
-    from sglang_instrument.analysis.long_runs.summary import LongSummary
     from sglang_instrument.analysis.run.opening import Run
 
 HELP: Final = """\
@@ -102,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.answers.servers import are_servers_alone
     from sglang_instrument.analysis.verdict.verdict import judge
 
-    if args.by and (long := _long_run(args)) is not None:
-        return _print_long(args, long)
+    if args.by and (long := long_summary.of(args)) is not None:
+        return long_summary.tell(args, long)
     with reading() as progress:
         opened = select.open_logs(args, args.logs, _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None
@@ -218,40 +217,6 @@ def _periods(opened: Run, args: argparse.Namespace, chosen: list[int] | None) ->
 
     rows = step_rows(opened, paths_of(opened)).filter(select.chosen(args, chosen))
     return period_table(rows, launches_of(opened.files), args.by).to_dicts()
-
-
-def _long_run(args: argparse.Namespace) -> LongSummary | None:
-    """Return what a run tells that is too large to be read as a whole; None if it is not."""
-    from sglang_instrument.analysis.long_runs.pieces import large_run
-    from sglang_instrument.analysis.long_runs.summary import summarise
-
-    run = large_run(args.logs, args.ray)
-    if run is None:
-        return None
-    with reading() as progress:
-        return summarise(run, progress)
-
-
-def _print_long(args: argparse.Namespace, long: LongSummary) -> int:
-    """Print the periods of a run that was read in pieces."""
-    from sglang_instrument.analysis.long_runs.periods import period_table
-
-    vars(args)["lost"] = long.lost
-    chosen = select.steps_among(long.name, long.rows, args) if args.step else None
-    rows = long.rows.filter(select.chosen(args, chosen))
-    periods = period_table(rows, long.launches, args.by).to_dicts()
-    if args.json:
-        said = {"verdict": long.sentence, "findings": [asdict(one) for one in long.findings]}
-        told = period_tables.json_of(args.by, periods)
-        print_json({"folder": str(long.folder), **said, **told, "health": asdict(long.health)})
-        return 0
-    where = select.named(chosen, validate=args.validate)
-    period_tables.print_periods(f"{long.name}{where}, by {args.by}", periods)
-    print_told("verdict", long.sentence, "bold red" if long.findings else "bold green")
-    if long.findings and long.findings[0].advice:
-        print_told("advice", long.findings[0].advice.replace("LOGS", shlex.quote(str(args.logs))))
-    print_told("log", long.health.sentence())
-    return 0
 
 
 def _print_json(

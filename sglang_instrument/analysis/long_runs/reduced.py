@@ -1,0 +1,147 @@
+"""Reduce a piece of a long run to what `summary --by` needs of it: a few rows, numbers and sentences."""
+
+import io
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.digests.file_sources import only_files
+from sglang_instrument.analysis.long_runs.periods import step_rows
+from sglang_instrument.analysis.long_runs.pieces import Piece, Where, read_piece
+from sglang_instrument.analysis.reading.files import (
+    File,
+    RunFiles,
+    headers_of,
+    newest_runs,
+    only_newest,
+)
+from sglang_instrument.analysis.reading.liveness import Process, last_words
+from sglang_instrument.analysis.run.cache import only_newest_runs
+from sglang_instrument.analysis.run.health import Health
+from sglang_instrument.analysis.run.losses import health_of, missing_files
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.run.outside import paths_outside_steps
+from sglang_instrument.analysis.verdict.evidence.finding import Finding
+from sglang_instrument.analysis.verdict.verdict import findings_of
+
+#: By folder, the id of its newest run; None where another run replaced its steps.
+Newest = dict[str, str | None]
+
+
+class Reduced(msgspec.Struct):
+    """What is kept of a piece.
+
+    Attributes:
+        rows: `step_rows` of its own steps, as Arrow.
+        newest: The newest run of each of its folders, as far as this piece shows it.
+        headers: `headers_of` all of its files, before older runs were left out.
+        last_words: Of `last_words`.
+        health: Of its own files.
+        findings: Those of its own steps, and of the run as the piece shows it.
+        changed_ns: When one of its files was last written to.
+        lost: By node that died, the files that only it held.
+    """
+
+    rows: bytes
+    newest: Newest
+    headers: list[File]
+    last_words: list[tuple[Process, int, bool]]
+    health: Health
+    findings: list[Finding]
+    changed_ns: int
+    lost: dict[str, list[str]]
+
+
+def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
+    """Return what is kept of a piece, a `Reduced` as msgpack.
+
+    Args:
+        where: Where its logs lie.
+        piece: The piece.
+        newest: The newest run of each of its folders, as all pieces tell it; None if not yet known.
+    """
+    executor = where.executor_of(piece)
+    files, digest = read_piece(piece, executor, executor.list_files())
+    kept = files if newest is None else only_newest(files, newest)
+    digest = only_files(digest, files, kept)
+    left_out = _left_out(files, kept, piece.folders)
+    kept = [now for now, file in zip(kept, files, strict=True) if now.controls or not file.controls]
+    known = RunFiles(kept)
+    run = Run(executor, known, only_newest_runs(known, digest), cached=False)
+    reduced = Reduced(
+        rows=_as_bytes(_rows_of(run, piece)),
+        newest=newest_runs(files) if newest is None else newest,
+        headers=headers_of([file for file in files if file.folder in piece.folders]),
+        last_words=[(process, *said) for process, said in last_words(kept).items()],
+        health=_health_of(run, piece, left_out),
+        findings=_findings_of(run, piece),
+        changed_ns=max((file.mtime_ns for file in files), default=0),
+        lost=executor.lost,
+    )
+    return msgspec.msgpack.encode(reduced)
+
+
+def _left_out(files: Sequence[File], kept: Sequence[File], folders: Collection[str]) -> Health:
+    """Return the health of what is left out of own files because a later launch replaced it."""
+    left_out = Health()
+    for file, now in zip(files, kept, strict=True):
+        if file.folder not in folders:
+            continue
+        left_out.files += bool(file.controls and not now.controls)
+        for run_id, records in zip(file.runs, file.records, strict=True):
+            if run_id not in now.runs and records:
+                left_out.older[str(run_id)] = left_out.older.get(str(run_id), 0) + records
+    return left_out
+
+
+def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
+    """Return `step_rows` of a piece's own steps; None if it has none."""
+    if piece.steps is None or run.digest.steps.is_empty():
+        return None
+    rows = step_rows(run, paths_of(run))
+    return rows.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
+
+
+def _health_of(run: Run, piece: Piece, left_out: Health) -> Health:
+    health = health_of([file for file in run.files if file.folder in piece.folders])
+    health.ignored += [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
+    if piece.steps is not None:
+        gaps = missing_files(run.files, paths_outside_steps(run.files))
+        health.missing = sorted(gap for gap in gaps if gap[0] in piece.steps)
+    return sum_of([health, left_out])
+
+
+def _findings_of(run: Run, piece: Piece) -> list[Finding]:
+    """Return findings of a piece's own steps, and of the run as the piece shows it.
+
+    Only the last piece tells how the run ended.
+    """
+    found = findings_of(run, None if piece.is_last else False)
+    own = {
+        (one.place.step, one.place.validate) for one in run.files if one.folder in piece.folders and one.place
+    }
+    return [one for one in found if one.step is None or (one.step, one.validate) in own]
+
+
+def _as_bytes(table: pl.DataFrame | None) -> bytes:
+    if table is None:
+        return b""
+    target = io.BytesIO()
+    table.write_ipc(target, compression="zstd")
+    return target.getvalue()
+
+
+def sum_of(parts: Iterable[Health]) -> Health:
+    """Return the health of files, from that of some of them each."""
+    total = Health()
+    for part in parts:
+        for one in fields(Health):
+            mine, more = getattr(total, one.name), getattr(part, one.name)
+            if isinstance(mine, dict):
+                mine.update({key: mine[key] + value if key in mine else value for key, value in more.items()})
+            elif not isinstance(mine, str):
+                setattr(total, one.name, mine + more)
+    return total

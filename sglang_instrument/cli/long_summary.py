@@ -1,0 +1,48 @@
+"""Print `summary --by` of a run that is too large to be read as a whole."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from sglang_instrument.cli import period_tables, select
+from sglang_instrument.cli.tables import print_json, print_told, reading
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.long_runs.summary import LongSummary
+
+
+def of(args: argparse.Namespace) -> LongSummary | None:
+    """Return what a run tells that is too large to be read as a whole; None if it is not."""
+    from sglang_instrument.analysis.long_runs.pieces import large_run
+    from sglang_instrument.analysis.long_runs.summary import summarise
+
+    run = large_run(args.logs, args.ray)
+    if run is None:
+        return None
+    with reading() as progress:
+        return summarise(run, progress)
+
+
+def tell(args: argparse.Namespace, long: LongSummary) -> int:
+    """Print the rows of a run that was read in pieces, its verdict and what its log lacks."""
+    from sglang_instrument.analysis.long_runs.periods import period_table
+
+    vars(args)["lost"] = long.lost
+    chosen = select.steps_among(long.name, long.rows, args) if args.step else None
+    rows = long.rows.filter(select.chosen(args, chosen))
+    periods = period_table(rows, long.launches, args.by).to_dicts()
+    if args.json:
+        said = {"verdict": long.sentence, "findings": [asdict(one) for one in long.findings]}
+        told = period_tables.json_of(args.by, periods)
+        print_json({"folder": str(long.folder), **said, **told, "health": asdict(long.health)})
+        return 0
+    where = select.named(chosen, validate=args.validate)
+    period_tables.print_periods(f"{long.name}{where}, by {args.by}", periods)
+    print_told("verdict", long.sentence, "bold red" if long.findings else "bold green")
+    if long.findings and long.findings[0].advice:
+        print_told("advice", long.findings[0].advice.replace("LOGS", shlex.quote(str(args.logs))))
+    print_told("log", long.health.sentence())
+    return 0
