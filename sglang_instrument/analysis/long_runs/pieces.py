@@ -28,9 +28,9 @@ from sglang_instrument.analysis.run.pruned import PRUNED, pruned_folders, with_p
 from sglang_instrument.errors import LogError
 
 #: Of a run that is read as a whole: more takes more than about 2 GB.
-MOST_FILES: Final = 100_000
-MOST_BYTES: Final = 8 * 2**30
-_PIECES: Final = 8  # at least, of a larger run; reading one takes about 1 GB
+MOST_FILES: Final = 50_000
+MOST_BYTES: Final = 4 * 2**30
+_PIECES: Final = 4  # at least, of a larger run; reading one takes about 1 GB
 _LEAST_STEPS: Final = 8  # of a piece; each reads two more
 _ENGINE: Final = "engine"
 
