@@ -12,7 +12,7 @@ import pytest
 
 from sglang_instrument.analysis.long_runs import pieces, summary
 from sglang_instrument.cli.main import main
-from sglang_instrument.testing import Death, SlowEngine, synthetic_run
+from sglang_instrument.testing import Death, SlowEngine, Trainer, synthetic_run
 
 Told = dict[str, Any]
 
@@ -107,11 +107,33 @@ def test_a_launch_that_replaced_steps_which_it_did_not_reach(
     for path in later.glob("step_*/*"):
         target = folder / path.relative_to(later)
         target.write_bytes(target.read_bytes() + path.read_bytes())
+    for step in (25, 38):  # in pieces with and without steps that stay
+        with (folder / f"step_{step}/worker_0.jsonl").open("a") as file:
+            file.write('foreign\n{"event":"torn')
     whole = told(folder, 1000)
     assert sum(row["steps"] for row in whole["periods"]) == 14 + 6  # 21 to 40 were replaced
+    assert [whole["health"][name] for name in ("foreign", "torn")] == [2, 2]
     assert [row["restarts"] for row in whole["periods"]] == [0, 1]
     assert sum(whole["health"]["older"].values()) > 1000
     assert_equal_but_for_the_verdict(whole, told(folder, 24))
+
+
+@pytest.mark.parametrize("first", [17, 19])  # the first of a piece, and one in its middle
+def test_a_launch_whose_workers_logged_before_its_trainer(
+    tmp_path: Path, told: Callable[..., Told], first: int
+) -> None:
+    played: dict[str, Any] = {"workers": 2, "requests": 3, "trainer": Trainer(recorded=True)}
+    folder = synthetic_run(tmp_path / "exp", steps=40, seed=1, **played)
+    day = dict.fromkeys(range(2), 86_400.0)
+    later = synthetic_run(tmp_path / "new", steps=6, seed=2, first_step=first, clock_skew=day, **played)
+    (later / f"step_{first}/trainer_0.jsonl").unlink()
+    for path in later.glob("step_*/*"):
+        target = folder / path.relative_to(later)
+        lines = path.read_bytes().replace(b"2026-01-05", b"2026-01-06")  # the trainer's clock is not ahead
+        target.write_bytes(target.read_bytes() + lines)
+    whole = told(folder, 1000)
+    assert sum(row["steps"] for row in whole["periods"]) == first + 5
+    assert_equal_but_for_the_verdict(whole, told(folder, 20))
 
 
 def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., Told]) -> None:

@@ -39,7 +39,7 @@ from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_
 from sglang_instrument.analysis.run.cache import homes, only_newest_runs
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs
-from sglang_instrument.analysis.run.losses import health_of, missing_files, used_runs
+from sglang_instrument.analysis.run.losses import count_file, health_of, missing_files, used_runs
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
@@ -130,8 +130,9 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
     newest = newest_runs(headers)
     again = {}
     for piece, part in zip(run.pieces, parts, strict=True):
-        if any(newest.get(folder) != part.newest.get(folder) for folder in piece.folders):
-            again[piece] = {folder: newest.get(folder) for folder in (*piece.folders, *piece.around)}
+        folders = (*piece.folders, *piece.around)
+        if any(newest.get(folder) != part.newest.get(folder) for folder in folders):
+            again[piece] = {folder: newest.get(folder) for folder in folders}
     right = dict(zip(again, _reduce_all(run, again, cache, None), strict=True))
     parts = [right.get(piece, part) for piece, part in zip(run.pieces, parts, strict=True)]
     cache.forget_others()
@@ -215,18 +216,20 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
     """
     executor = where.executor_of(piece)
     files, digest = read_piece(piece, executor, executor.list_files())
-    kept = files if newest is None else only_newest(files, newest)
+    newest = newest_runs(files) if newest is None else newest
+    kept = only_newest(files, newest)
     digest = only_files(digest, files, kept)
     left_out = _left_out(files, kept, piece.folders)
     kept = [now for now, file in zip(kept, files, strict=True) if now.controls or not file.controls]
-    known = RunFiles(kept)
+    known = RunFiles.part(kept, newest)
     run = Run(executor, known, only_newest_runs(known, digest), cached=False)
+    own = RunFiles.part([file for file in known if file.folder in piece.folders], newest)
     reduced = Reduced(
         rows=_as_bytes(_rows_of(run, piece)),
-        newest=newest_runs(files) if newest is None else newest,
+        newest=newest,
         headers=headers_of([file for file in files if file.folder in piece.folders]),
-        last_words=[(process, *said) for process, said in last_words(kept).items()],
-        health=_health_of(run, piece, left_out),
+        last_words=[(process, *said) for process, said in last_words(known).items()],
+        health=_health_of(run, piece, own, left_out),
         findings=_findings_of(run, piece),
         changed_ns=max((file.mtime_ns for file in files), default=0),
         lost=executor.lost,
@@ -240,7 +243,8 @@ def _left_out(files: Sequence[File], kept: Sequence[File], folders: Collection[s
     for file, now in zip(files, kept, strict=True):
         if file.folder not in folders:
             continue
-        left_out.files += bool(file.controls and not now.controls)
+        if file.controls and not now.controls:
+            count_file(left_out, file)
         for run_id, records in zip(file.runs, file.records, strict=True):
             if run_id not in now.runs and records:
                 left_out.older[str(run_id)] = left_out.older.get(str(run_id), 0) + records
@@ -255,8 +259,8 @@ def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
     return rows.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
 
 
-def _health_of(run: Run, piece: Piece, left_out: Health) -> Health:
-    health = health_of([file for file in run.files if file.folder in piece.folders])
+def _health_of(run: Run, piece: Piece, own: RunFiles, left_out: Health) -> Health:
+    health = health_of(own)
     health.ignored += [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
     if piece.steps is not None:
         gaps = missing_files(run.files, paths_outside_steps(run.files))

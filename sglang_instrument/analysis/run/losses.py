@@ -27,19 +27,11 @@ def health_of(files: Sequence[File]) -> Health:
     for file in files:
         if file.place is None:
             continue
-        health.files += 1
-        if file.pruned_us is not None:
-            day = day_of(file.pruned_us)
-            health.pruned[day] = health.pruned.get(day, 0) + 1
-        health.torn += file.torn
-        health.foreign += file.foreign
-        health.local_times += file.local_times
+        count_file(health, file)
         if _is_empty(file):
             health.empty.append(file.path)
         else:
             health.headerless += file.headerless
-        if file.unreadable is not None:
-            health.unreadable[file.path] = file.unreadable
         for run_id, records in zip(file.runs, file.records, strict=True):
             if counts(file, run_id):
                 health.records += records
@@ -55,6 +47,19 @@ def health_of(files: Sequence[File]) -> Health:
     health.unclosed = _unclosed(files)
     health.missing = sorted(missing_files(files, outside))
     return health
+
+
+def count_file(health: Health, file: File) -> None:
+    """Count a file and its lines that are no records: they count whichever run wrote the file."""
+    health.files += 1
+    if file.pruned_us is not None:
+        day = day_of(file.pruned_us)
+        health.pruned[day] = health.pruned.get(day, 0) + 1
+    health.torn += file.torn
+    health.foreign += file.foreign
+    health.local_times += file.local_times
+    if file.unreadable is not None:
+        health.unreadable[file.path] = file.unreadable
 
 
 def _is_empty(file: File) -> bool:
