@@ -147,12 +147,14 @@ def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., To
             path.write_bytes(b"".join(line for line in lines if b'_closed"' not in line) + b'{"event":"torn')
         elif step % 9 == 0:
             path.write_bytes(path.read_bytes().replace(b'"dropped":0', b'"dropped":3'))
+    for step in range(12, 26):  # over borders, and in all steps of a piece
+        (folder / f"step_{step}/worker_2.jsonl").unlink()
     (folder / "step_11/notes.txt").write_text("mine")
     (folder / "checkpoints").mkdir()
     (folder / "step_12/worker_9.jsonl").touch()
     whole = told(folder, 1000)
     health = whole["health"]
-    assert [len(health[name]) for name in ("missing", "unclosed", "empty", "ignored")] == [7, 4, 1, 2]
+    assert [len(health[name]) for name in ("missing", "unclosed", "empty", "ignored")] == [21, 4, 1, 2]
     assert health["torn"] == 4
     assert whole["periods"][0]["dropped"] == 12
     assert_equal_but_for_the_verdict(whole, told(folder, 40))

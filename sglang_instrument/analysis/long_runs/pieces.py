@@ -1,7 +1,7 @@
 """Split a run that is too large for memory into pieces of some steps each, and open one after the other.
 
 A piece is opened as if the run had only its steps, the one before and the one after: a step lasts until the
-next one begins, and only a worker with files before and after a step is missed in it.
+next one begins.
 """
 
 from collections.abc import Collection, Sequence

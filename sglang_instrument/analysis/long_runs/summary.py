@@ -39,7 +39,14 @@ from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_
 from sglang_instrument.analysis.run.cache import homes, only_newest_runs
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs
-from sglang_instrument.analysis.run.losses import count_file, health_of, missing_files, used_runs
+from sglang_instrument.analysis.run.losses import (
+    Attendance,
+    attendance,
+    count_file,
+    health_of,
+    missing_in,
+    used_runs,
+)
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
@@ -63,7 +70,8 @@ class Reduced(msgspec.Struct):
         newest: The newest run of each of its folders, as far as this piece shows it.
         headers: `headers_of` all of its files, before older runs were left out.
         last_words: Of `last_words`.
-        health: Of its own files.
+        attendance: Of its own files.
+        health: Of its own files, but for those that are missing.
         findings: Those of its own steps, and of the run as the piece shows it.
         changed_ns: When one of its files was last written to.
         lost: By node that died, the files that only it held.
@@ -73,6 +81,7 @@ class Reduced(msgspec.Struct):
     newest: Newest
     headers: list[File]
     last_words: list[tuple[Process, int, bool]]
+    attendance: list[Attendance]
     health: Health
     findings: list[Finding]
     changed_ns: int
@@ -229,6 +238,7 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
         newest=newest,
         headers=headers_of([file for file in files if file.folder in piece.folders]),
         last_words=[(process, *said) for process, said in last_words(known).items()],
+        attendance=attendance(own, paths_outside_steps(own)),
         health=_health_of(run, piece, own, left_out),
         findings=_findings_of(run, piece),
         changed_ns=max((file.mtime_ns for file in files), default=0),
@@ -261,10 +271,8 @@ def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
 
 def _health_of(run: Run, piece: Piece, own: RunFiles, left_out: Health) -> Health:
     health = health_of(own)
+    health.missing = []  # needs the steps of all pieces
     health.ignored += [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
-    if piece.steps is not None:
-        gaps = missing_files(run.files, paths_outside_steps(run.files))
-        health.missing = sorted(gap for gap in gaps if gap[0] in piece.steps)
     return _sum_of([health, left_out])
 
 
@@ -298,6 +306,7 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
         for process, at_us, is_closed in part.last_words:
             last[process] = max((at_us, is_closed), last.get(process, (at_us, is_closed)))
     health = _sum_of(part.health for part in parts)
+    health.missing = sorted(missing_in(part.attendance for part in parts))
     health.runs = used_runs(headers)
     health.ignored += run.others
     health.unreadable.update(run.unreadable)
