@@ -160,6 +160,16 @@ def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., To
     assert_equal_but_for_the_verdict(whole, told(folder, 40))
 
 
+def test_a_name_that_is_no_text_is_told(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".cache"))
+    (folder / os.fsdecode(b"step_13/notes\xff.txt")).touch()
+    (folder / os.fsdecode(b"step_14/worker_\xff.jsonl")).touch()
+    assert sorted(told(folder, 40)["health"]["ignored"]) == [
+        r"step_13/notes\udcff.txt",
+        r"step_14/worker_\udcff.jsonl",
+    ]
+
+
 def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=40, workers=2, requests=3, seed=1)
     age(folder)
@@ -173,10 +183,12 @@ def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> 
     assert cut["verdict"].endswith("judged in 5 parts, each by itself)")
     assert_equal_but_for_the_verdict(whole, cut)
     broken = next((folder / ".pruned").glob("*/digest.json")).parent
-    (broken / "digest.json").write_text("{")
-    whole = told(folder, 1000)
-    assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]
-    assert list(told(folder, 16)["health"]["unreadable"]) == [f".pruned/{broken.name}"]
+    for name in ("steps-*.parquet", "digest.json"):
+        next(broken.glob(name)).write_text("{")
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # it still knows the tables
+        whole = told(folder, 1000)
+        assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]
+        assert_equal_but_for_the_verdict(whole, told(folder, 16))
 
 
 def test_the_next_call_reads_only_what_changed(

@@ -94,7 +94,7 @@ def read_piece(
         return read, digest
     homes = [executor.home / PRUNED / name for name in piece.pruned]
     every, merged = with_pruned(executor.home, read, digest, homes)
-    wanted = {*piece.folders, *piece.around}
+    wanted = {*piece.folders, *piece.around, PRUNED}  # the last: what cannot be read of it
     kept = [file for file in every if file.folder in wanted]
     return kept, only_files(merged, every, kept)
 

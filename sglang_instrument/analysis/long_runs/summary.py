@@ -49,6 +49,7 @@ from sglang_instrument.analysis.run.losses import (
 )
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
+from sglang_instrument.analysis.run.pruned import PRUNED
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of, in_order_of_weight
 from sglang_instrument.errors import LogError
@@ -272,7 +273,11 @@ def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
 def _health_of(run: Run, piece: Piece, own: RunFiles, left_out: Health) -> Health:
     health = health_of(own)
     health.missing = []  # needs the steps of all pieces
-    health.ignored += [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
+    others = [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
+    # msgpack holds UTF-8 only, as JSON does: see `list_files`.
+    lost = [file for file in run.files if file.folder == PRUNED]
+    health.unreadable.update({file.path: str(file.unreadable) for file in lost})
+    health.ignored += [name.encode(errors="backslashreplace").decode() for name in others]
     return _sum_of([health, left_out])
 
 
@@ -337,7 +342,8 @@ def _sum_of(parts: Iterable[Health]) -> Health:
         for one in fields(Health):
             mine, more = getattr(total, one.name), getattr(part, one.name)
             if isinstance(mine, dict):
-                mine.update({key: mine[key] + value if key in mine else value for key, value in more.items()})
+                for key, value in more.items():  # counts, or what several parts say of one file
+                    mine[key] = mine.get(key, 0) + value if isinstance(value, int) else value
             elif not isinstance(mine, str):
                 setattr(total, one.name, mine + more)
     return total
