@@ -1,5 +1,6 @@
 """`summary --by` of a run that is read in pieces says what it says of the run as a whole."""
 
+import errno
 import json
 import os
 import shutil
@@ -211,13 +212,35 @@ def test_the_next_call_reads_only_what_changed(
     assert read == [steps[-1]]  # the last: how the run ended depends on when it is asked
     with (folder / "step_2/worker_0.jsonl").open("a") as file:
         file.write("torn\n")
+    (folder / "step_3/notes.txt").touch()
     read.clear()
     again = told(folder, 60)
     assert read == [steps[0], steps[-1]]
+    assert again["health"]["ignored"] == ["step_3/notes.txt"]
+    (folder / "step_3/notes.txt").unlink()
+    assert told(folder, 60)["health"]["ignored"] == []
     assert again["health"]["foreign"] == 1
     assert again["periods"] == first["periods"]
     kept = list((folder / ".cache/pieces").iterdir())
     assert len(kept) == len(steps) - 1  # those of before are deleted
+
+
+def test_what_could_not_be_read_beside_a_piece_is_read_again(
+    tmp_path: Path, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=24, workers=3, requests=3, seed=1, reference_format=True)
+    whole = told(folder, 1000)
+    opened = os.open
+
+    def fail(path: Any, *arguments: Any, **more: Any) -> int:
+        if "/step_9/" in str(path):  # the first of a piece: the step before lasts until it begins
+            raise OSError(errno.EIO, "the disk does not answer", str(path))
+        return opened(path, *arguments, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        assert len(told(folder, 24)["health"]["unreadable"]) == 3
+    assert_equal_but_for_the_verdict(whole, told(folder, 24))
 
 
 def test_a_fault_is_found_in_its_piece(tmp_path: Path, told: Callable[..., Told]) -> None:

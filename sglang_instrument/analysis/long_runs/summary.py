@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from itertools import starmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import polars as pl
@@ -24,7 +24,7 @@ from sglang_instrument import __version__
 from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.digests.stored_digest import VERSION
-from sglang_instrument.analysis.executors.executor import Progress
+from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.long_runs.periods import launches_of, step_rows
 from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece, Where, read_piece
@@ -67,6 +67,7 @@ class Reduced(msgspec.Struct):
     """What is kept of a piece.
 
     Attributes:
+        state: `_state_of` what was read; "" if a file could not be read, or the run may still go on.
         rows: `step_rows` of its own steps, as Arrow.
         newest: The newest run of each of its folders, as far as this piece shows it.
         headers: `headers_of` all of its files, before older runs were left out.
@@ -78,6 +79,7 @@ class Reduced(msgspec.Struct):
         lost: By node that died, the files that only it held.
     """
 
+    state: str
     rows: bytes
     newest: Newest
     headers: list[File]
@@ -196,8 +198,7 @@ def _kept_of(
 ) -> Reduced:
     """Return what is kept of a piece: what was kept before, unless a file changed."""
     executor = run.where.executor_of(piece)
-    listed = sorted(map(key_of, executor.list_files()))
-    state = _state(piece.folders, listed, piece.pruned, sorted((newest or {}).items()))
+    state = _state_of(executor, executor.list_files(), piece, newest)
     found = cache.load(state)
     if found is not None:
         return found
@@ -206,13 +207,15 @@ def _kept_of(
     else:
         packed = reduce_piece(run.where, piece, newest)
     kept = msgspec.msgpack.decode(packed, type=Reduced)
-    # How the run ended depends on the time at which it is asked.
-    if not piece.is_last and not kept.health.unreadable:
+    if kept.state == state:  # else a node did not answer the task, or a file changed
         cache.save(state, packed)
     return kept
 
 
-def _state(*parts: Any) -> str:
+def _state_of(executor: Executor, files: Sequence[File], piece: Piece, newest: Newest | None) -> str:
+    """Return a name for all that decides what is kept of a piece."""
+    listed, others = sorted(map(key_of, files)), executor.list_others()
+    parts = (piece.folders, listed, others, piece.pruned, sorted((newest or {}).items()))
     return hashlib.sha256(repr((__version__, VERSION, *parts)).encode()).hexdigest()[:24]
 
 
@@ -225,7 +228,11 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
         newest: The newest run of each of its folders, as all pieces tell it; None if not yet known.
     """
     executor = where.executor_of(piece)
-    files, digest = read_piece(piece, executor, executor.list_files())
+    listed = executor.list_files()
+    state = _state_of(executor, listed, piece, newest)
+    files, digest = read_piece(piece, executor, listed)
+    # How the run ended depends on the time at which it is asked.
+    is_final = not piece.is_last and all(file.unreadable is None for file in files)
     newest = newest_runs(files) if newest is None else newest
     kept = only_newest(files, newest)
     digest = only_files(digest, files, kept)
@@ -235,6 +242,7 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
     run = Run(executor, known, only_newest_runs(known, digest), cached=False)
     own = RunFiles.part([file for file in known if file.folder in piece.folders], newest)
     reduced = Reduced(
+        state=state if is_final else "",
         rows=_as_bytes(_rows_of(run, piece)),
         newest=newest,
         headers=headers_of([file for file in files if file.folder in piece.folders]),
