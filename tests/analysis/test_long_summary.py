@@ -266,3 +266,15 @@ def test_a_worker_that_died_in_the_last_step(tmp_path: Path, told: Callable[...,
     assert [one["cause"] for one in cut["findings"]].count("death") == 1
     assert cut["findings"][0]["sentence"] == whole["findings"][0]["sentence"]
     assert_equal_but_for_the_verdict(whole, cut)
+
+
+def test_the_logs_of_engines_alone(tmp_path: Path, told: Callable[..., Told]) -> None:
+    clocks = dict.fromkeys(range(3), 0.0)
+    folder = synthetic_run(tmp_path / "exp", steps=2, workers=3, requests=3, seed=1, engine_clocks=clocks)
+    for path in folder.glob("step_*"):
+        shutil.rmtree(path)
+    whole = told(folder, 1000)
+    assert "only the engine's processes logged" in whole["verdict"]
+    cut = told(folder, 2)
+    assert cut.pop("health")["records"] == whole.pop("health")["records"] > 0
+    assert cut == whole

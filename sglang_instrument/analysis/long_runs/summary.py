@@ -26,6 +26,7 @@ from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.digests.stored_digest import VERSION
 from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
+from sglang_instrument.analysis.ledger.ledger import Paths
 from sglang_instrument.analysis.long_runs.periods import launches_of, step_rows
 from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece, Where, read_piece
 from sglang_instrument.analysis.reading.files import (
@@ -118,6 +119,8 @@ class LongSummary:
     @property
     def sentence(self) -> str:
         """The verdict: the first finding, and how many others there are."""
+        if self.pieces == 0:
+            return "none, for only the engine's processes logged, and they know no steps"
         parts = f"judged in {self.pieces} parts, each by itself"
         if not self.findings:
             return f"nothing out of the ordinary in {len(self.rows):,} steps, {parts}"
@@ -201,12 +204,14 @@ def _kept_of(
     state = _state_of(executor, executor.list_files(), piece, newest)
     found = cache.load(state)
     if found is not None:
+        found.lost = executor.lost  # as it is now
         return found
     if isinstance(executor, RayExecutor) and not piece.pruned:  # what `prune` kept is on this machine
         packed = executor.call(number, stopped, reduce_piece, run.where, piece, newest)
     else:
         packed = reduce_piece(run.where, piece, newest)
     kept = msgspec.msgpack.decode(packed, type=Reduced)
+    kept.lost = executor.lost | kept.lost
     if kept.state == state:  # else a node did not answer the task, or a file changed
         cache.save(state, packed)
     return kept
@@ -270,10 +275,10 @@ def _left_out(files: Sequence[File], kept: Sequence[File], folders: Collection[s
     return left_out
 
 
-def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
-    """Return `step_rows` of a piece's own steps; None if it has none."""
-    if piece.steps is None or run.digest.steps.is_empty():
-        return None
+def _rows_of(run: Run, piece: Piece) -> pl.DataFrame:
+    """Return `step_rows` of a piece's own steps."""
+    if piece.steps is None:
+        return step_rows(run, Paths(run.digest)).clear()
     rows = step_rows(run, paths_of(run))
     return rows.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
 
@@ -301,9 +306,7 @@ def _findings_of(run: Run, piece: Piece) -> list[Finding]:
     return [one for one in found if one.step is None or (one.step, one.validate) in own]
 
 
-def _as_bytes(table: pl.DataFrame | None) -> bytes:
-    if table is None:
-        return b""
+def _as_bytes(table: pl.DataFrame) -> bytes:
     target = io.BytesIO()
     table.write_ipc(target, compression="zstd")
     return target.getvalue()
@@ -311,14 +314,13 @@ def _as_bytes(table: pl.DataFrame | None) -> bytes:
 
 def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSummary:
     """Return what the pieces tell together."""
-    rows = [pl.read_ipc(part.rows) for part in parts if part.rows]
-    if not rows:
-        raise LogError(f"{run.where.folder}: no records yet")
     last: dict[Process, tuple[int, bool]] = {}
     for part in parts:
         for process, at_us, is_closed in part.last_words:
             last[process] = max((at_us, is_closed), last.get(process, (at_us, is_closed)))
     health = _sum_of(part.health for part in parts)
+    if not health.records and not any(file.controls for file in headers):
+        raise LogError(f"{run.where.folder}: no records yet")
     health.missing = sorted(missing_in(part.attendance for part in parts))
     health.runs = used_runs(headers)
     health.ignored += run.others
@@ -327,19 +329,19 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     over = is_over(run.base.home, [File("", 0, newest_ns)], health.runs)
     health.ended_abruptly = gone_without_a_word(run.base.home, last, health.runs, over)
     which = describe_runs(headers)
-    lost: dict[str, list[str]] = {}
+    lost: dict[str, dict[str, None]] = {}  # a path once, of which two pieces may tell
     for one in (run.base.lost, *(part.lost for part in parts)):
         for node, paths in one.items():
-            lost.setdefault(node, []).extend(paths)
+            lost.setdefault(node, {}).update(dict.fromkeys(paths))
     return LongSummary(
         folder=run.where.folder,
         name=f"{run.where.folder} ({which})" if which else str(run.where.folder),
-        rows=pl.concat(rows).sort("validate", "step"),
+        rows=pl.concat(pl.read_ipc(part.rows) for part in parts).sort("validate", "step"),
         launches=launches_of(headers),
         findings=in_order_of_weight(finding for part in parts for finding in part.findings),
         pieces=sum(1 for piece in run.pieces if piece.steps is not None),
         health=health,
-        lost=lost,
+        lost={node: list(paths) for node, paths in lost.items()},
     )
 
 
