@@ -278,3 +278,14 @@ def test_the_logs_of_engines_alone(tmp_path: Path, told: Callable[..., Told]) ->
     cut = told(folder, 2)
     assert cut.pop("health")["records"] == whole.pop("health")["records"] > 0
     assert cut == whole
+
+
+def test_what_makes_a_run_large(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = shutil.copytree(usual, tmp_path / "of $HOME", ignore=shutil.ignore_patterns(".cache"))
+    assert "judged in" in told(folder, 60)["verdict"]  # a folder's name holds no variables here
+    for number in range(60):  # only logs are read
+        (folder / f"step_2/checkpoint_{number}").touch()
+    assert "judged in" not in told(folder, 132)["verdict"]
+    shared, own = {"step_1/": (2, 100, 0)}, {"step_1/": (1, 70, 10), "step_2/": (1, 50, 0)}
+    sizes = pieces.joined_sizes([shared, shared, own])  # of three nodes, two of which share a disk
+    assert sizes == {"step_1/": pieces.Size(3, 260), "step_2/": pieces.Size(1, 50)}

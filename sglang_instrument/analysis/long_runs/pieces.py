@@ -4,7 +4,7 @@ A piece is opened as if the run had only its steps, the one before and the one a
 next one begins.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -116,12 +116,8 @@ class LongRun:
 
     def __init__(self, where: Where) -> None:
         self.where = where
-        found: dict[str, Size] = {}
         folder, on = where.folder, where.on
-        for of_node in [on_node.sizes(str(folder))] if on is None else sizes_on_nodes(folder, on):
-            for name, (files, size, packed) in of_node.items():
-                text = size + packed * (ZSTD_RATIO - 1)
-                found[name] = found.get(name, Size(0, 0)) + Size(files, text)
+        found = joined_sizes([on_node.sizes_in(str(folder))] if on is None else sizes_on_nodes(folder, on))
         self.others = others_among([name for name in found if not is_part(name.rstrip("/"))])
         folders = {name[:-1]: size for name, size in found.items() if name.endswith("/")}
         self._sizes = {name: size for name, size in folders.items() if is_part(name) and name not in SMALL}
@@ -190,6 +186,22 @@ class LongRun:
 
     def _size_of(self, folders: Collection[str]) -> Size:
         return sum((self._sizes.get(name, Size(0, 0)) for name in folders), Size(0, 0))
+
+
+def joined_sizes(of_nodes: Iterable[Mapping[str, tuple[int, int, int]]]) -> dict[str, Size]:
+    """Return how much lies in the folders of a run, from what each node has: `on_node.sizes`.
+
+    A folder that several nodes see alike is on a disk that they share, and counts once.
+    """
+    seen: dict[str, set[tuple[int, int, int]]] = {}
+    for of_node in of_nodes:
+        for name, told in of_node.items():
+            seen.setdefault(name, set()).add(told)
+    sizes = {
+        name: [Size(files, size + packed * (ZSTD_RATIO - 1)) for files, size, packed in told]
+        for name, told in seen.items()
+    }
+    return {name: sum(own, Size(0, 0)) for name, own in sizes.items()}
 
 
 def large_run(path: Path, on: str | None) -> LongRun | None:
