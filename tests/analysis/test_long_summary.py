@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +291,31 @@ def test_what_makes_a_run_large(usual: Path, tmp_path: Path, told: Callable[...,
     shared, own = {"step_1/": (2, 100, 0)}, {"step_1/": (1, 70, 10), "step_2/": (1, 50, 0)}
     sizes = pieces.joined_sizes([shared, shared, own])  # of three nodes, two of which share a disk
     assert sizes == {"step_1/": pieces.Size(3, 260), "step_2/": pieces.Size(1, 50)}
+
+
+def test_this_machine_reduces_one_piece_at_a_time_and_none_when_interrupted(
+    usual: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_FILES", 40)
+    run = pieces.large_run(usual, None)
+    assert run is not None
+    reduce, stopped, running, most = summary.reduce_piece, threading.Event(), [], []
+
+    def counted(*arguments: Any) -> bytes:
+        running.append(1)
+        most.append(len(running))
+        packed = reduce(*arguments)
+        running.pop()
+        return packed
+
+    monkeypatch.setattr(summary, "reduce_piece", counted)
+
+    def kept(number: int) -> summary.Reduced:
+        return summary._kept_of(run, run.pieces[number], None, summary._Cache([]), number, stopped)
+
+    with ThreadPoolExecutor(3) as threads:  # as for pieces of a cluster's nodes
+        assert [len(one.headers) > 0 for one in threads.map(kept, range(3))] == [True] * 3
+    assert most == [1, 1, 1]
+    stopped.set()
+    with pytest.raises(InterruptedError):
+        kept(0)

@@ -60,6 +60,7 @@ from sglang_instrument.regular_files import read_regular
 Newest = dict[str, str | None]
 
 _MOST_AT_ONCE: Final = 32  # pieces that nodes of a cluster work on
+_HERE: Final = threading.Lock()  # of the thread that reduces a piece on this machine: it takes about 1 GB
 _FOLDER: Final = "pieces"  # in that of the cache
 _MOST_BYTES: Final = 2**28  # of a piece in the cache
 
@@ -206,10 +207,14 @@ def _kept_of(
     if found is not None:
         found.lost = executor.lost  # as it is now
         return found
+    packed = None
     if isinstance(executor, RayExecutor) and not piece.pruned:  # what `prune` kept is on this machine
         packed = executor.call(number, stopped, reduce_piece, run.where, piece, newest)
-    else:
-        packed = reduce_piece(run.where, piece, newest)
+    if packed is None:
+        with _HERE:
+            if stopped.is_set():
+                raise InterruptedError
+            packed = reduce_piece(run.where, piece, newest)
     kept = msgspec.msgpack.decode(packed, type=Reduced)
     kept.lost = executor.lost | kept.lost
     if kept.state == state:  # else a node did not answer the task, or a file changed
