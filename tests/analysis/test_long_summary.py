@@ -91,6 +91,24 @@ def test_without_periods_it_is_read_as_a_whole_which_is_said(
     assert "40 steps" in printed.out
 
 
+def test_a_launch_that_is_chosen_is_read_as_a_whole_without_a_hint(
+    usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_FILES", 40)
+    assert main(["summary", f"{usual}@synthetic-1", "--by", "day"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_run_in_pieces_does_not_tell_is_said(
+    usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_FILES", 40)
+    assert main(["summary", str(usual), "--by", "day", "--window", "60", "--step", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "no windows: a run that is read in pieces has none" in printed
+    assert "verdict of the whole run" in printed
+
+
 def test_folders_that_are_links_are_read(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
     folder = tmp_path / "exp"
     folder.mkdir()

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     if args.by and (long := _long_run(args)) is not None:
         return _print_long(args, long)
     with reading() as progress:
-        opened = select.open_logs(args, args.logs, _hinting(progress))
+        opened = select.open_logs(args, args.logs, progress if args.by else _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None
         summary = _Summary() if args.by else _summarise(opened, args.validate, chosen)
         periods = _periods(opened, args, chosen) if args.by else []
@@ -247,7 +247,10 @@ def _print_long(args: argparse.Namespace, long: LongSummary) -> int:
         return 0
     where = select.named(chosen, validate=args.validate)
     period_tables.print_periods(f"{long.name}{where}, by {args.by}", periods)
-    print_told("verdict", long.sentence, "bold red" if long.findings else "bold green")
+    if args.window is not None:
+        print_line("no windows: a run that is read in pieces has none")
+    of = "verdict of the whole run" if chosen else "verdict"
+    print_told(of, long.sentence, "bold red" if long.findings else "bold green")
     if long.findings and long.findings[0].advice:
         print_told("advice", long.findings[0].advice.replace("LOGS", shlex.quote(str(args.logs))))
     print_told("log", long.health.sentence())
