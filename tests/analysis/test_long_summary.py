@@ -337,3 +337,20 @@ def test_this_machine_reduces_one_piece_at_a_time_and_none_when_interrupted(
     stopped.set()
     with pytest.raises(InterruptedError):
         kept(0)
+
+
+def test_a_death_before_steps_that_the_launch_had_replaced(tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=32, workers=3, requests=3, seed=1)
+    played: dict[str, Any] = {"workers": 3, "requests": 3, "clock_skew": dict.fromkeys(range(3), 86_400.0)}
+    death = Death(step=12, worker=1)
+    later = synthetic_run(tmp_path / "new", steps=2, seed=2, first_step=11, causes=[death], **played)
+    for path in later.glob("step_*/*"):
+        target = folder / path.relative_to(later)
+        target.write_bytes(target.read_bytes() + path.read_bytes())
+    age(folder)
+    whole = told(folder, 1000)
+    for _ in range(2):
+        cut = told(folder, 24)
+        assert [one["cause"] for one in cut["findings"]].count("death") == 1
+        assert cut["findings"][0]["sentence"] == whole["findings"][0]["sentence"]
+    assert_equal_but_for_the_verdict(whole, cut)

@@ -56,7 +56,7 @@ class Piece:
         around: The folders of the step before and the step after.
         pruned: The folders in `.pruned` with what is now missing in all these folders.
         files: How many log files all these folders have.
-        is_last: Whether no step of the run comes after them.
+        is_last: Whether no step of the run comes after them, so that they tell how it ended.
     """
 
     steps: range | None

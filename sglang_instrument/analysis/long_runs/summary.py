@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import starmap
 from pathlib import Path
 from typing import Final
@@ -144,15 +144,30 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
     parts = _reduce_all(run, dict.fromkeys(run.pieces), cache, progress)
     headers = [header for part in parts for header in part.headers]
     newest = newest_runs(headers)
-    again = {}
-    for piece, part in zip(run.pieces, parts, strict=True):
+    end = _end_of(run.pieces, parts, newest)
+    again: dict[int, Piece] = {}
+    for at, (piece, part) in enumerate(zip(run.pieces, parts, strict=True)):
         folders = (*piece.folders, *piece.around)
-        if any(newest.get(folder) != part.newest.get(folder) for folder in folders):
-            again[piece] = {folder: newest.get(folder) for folder in folders}
-    right = dict(zip(again, _reduce_all(run, again, cache, None), strict=True))
-    parts = [right.get(piece, part) for piece, part in zip(run.pieces, parts, strict=True)]
+        ends = piece is end and not piece.is_last
+        if ends or any(newest.get(folder) != part.newest.get(folder) for folder in folders):
+            again[at] = replace(piece, is_last=ends or piece.is_last)
+    known = {
+        piece: {folder: newest.get(folder) for folder in (*piece.folders, *piece.around)}
+        for piece in again.values()
+    }
+    for at, part in zip(again, _reduce_all(run, known, cache, None), strict=True):
+        parts[at] = part
     cache.forget_others()
     return _joined(run, parts, RunFiles(headers))
+
+
+def _end_of(pieces: Sequence[Piece], parts: Sequence[Reduced], newest: Newest) -> Piece | None:
+    """Return the piece in which the run ends: no later launch replaced all of its steps."""
+    for piece, part in zip(reversed(pieces), reversed(parts), strict=True):
+        begun = {file.folder for file in part.headers if file.controls}
+        if piece.steps is not None and (not begun or begun & newest.keys()):
+            return piece
+    return None
 
 
 def _reduce_all(
@@ -203,7 +218,7 @@ def _kept_of(
     """Return what is kept of a piece: what was kept before, unless a file changed."""
     executor = run.where.executor_of(piece)
     state = _state_of(executor, executor.list_files(), piece, newest)
-    found = cache.load(state)
+    found = None if piece.is_last else cache.load(state)
     if found is not None:
         found.lost = executor.lost  # as it is now
         return found
