@@ -203,13 +203,13 @@ def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> 
     cut = told(folder, 40)  # the files that are there are fewer
     assert cut["verdict"].endswith("judged in 5 parts, each by itself)")
     assert_equal_but_for_the_verdict(whole, cut)
-    broken = next((folder / ".pruned").glob("*/digest.json")).parent
+    broken = min((folder / ".pruned").glob("*/digest.json")).parent
     for name in ("steps-*.parquet", "digest.json"):
         next(broken.glob(name)).write_text("{")
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # it still knows the tables
         whole = told(folder, 1000)
         assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]
-        assert_equal_but_for_the_verdict(whole, told(folder, 16))
+        assert told(folder, 16)["health"] == whole["health"]  # a step lasts longer where the next is lost
 
 
 def test_the_next_call_reads_only_what_changed(
