@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sglang_instrument.cli import period_tables, select
-from sglang_instrument.cli.tables import print_json, print_told, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.long_runs.summary import LongSummary
@@ -41,7 +41,10 @@ def tell(args: argparse.Namespace, long: LongSummary) -> int:
         return 0
     where = select.named(chosen, validate=args.validate)
     period_tables.print_periods(f"{long.name}{where}, by {args.by}", periods)
-    print_told("verdict", long.sentence, "bold red" if long.findings else "bold green")
+    if args.window is not None:
+        print_line("no windows: a run that is read in pieces has none")
+    of = "verdict of the whole run" if chosen else "verdict"
+    print_told(of, long.sentence, "bold red" if long.findings else "bold green")
     if long.findings and long.findings[0].advice:
         print_told("advice", long.findings[0].advice.replace("LOGS", shlex.quote(str(args.logs))))
     print_told("log", long.health.sentence())

@@ -17,21 +17,27 @@ from typing import Any
 BLOCK = 2**20
 #: The most that is read of a first line, and the step in which the last newline is searched.
 HEAD = 2**16
+#: What names of logs end with.
+LOGS = (".jsonl", ".jsonl.zst")
 
 
 def sizes(folder: str) -> dict[str, tuple[int, int, int]]:
-    """Return what lies in the run's folder: of each folder its files, their bytes, and those of .zst files.
+    """Return what lies in the run's folder: of each folder its logs, their bytes, and those of .zst files.
 
     Args:
         folder: As for `look`.
     """
-    root = os.path.expandvars(folder)
+    return sizes_in(os.path.expandvars(folder))
+
+
+def sizes_in(root: str) -> dict[str, tuple[int, int, int]]:
+    """Return the same as `sizes`, of a folder whose name holds no variables."""
     found: dict[str, tuple[int, int, int]] = {}
     for entry in _entries(root):
         if not entry.is_dir():
             found[entry.name] = (0, 0, 0)
             continue
-        own = [(entry.name, _size(entry)) for entry in _entries(entry.path)]
+        own = [(entry.name, _size(entry)) for entry in _entries(entry.path) if entry.name.endswith(LOGS)]
         packed = sum(size for name, size in own if name.endswith(".zst"))
         found[f"{entry.name}/"] = (len(own), sum(size for _, size in own), packed)
     return found

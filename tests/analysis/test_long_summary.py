@@ -1,19 +1,23 @@
 """`summary --by` of a run that is read in pieces says what it says of the run as a whole."""
 
+import errno
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sglang_instrument.analysis.long_runs import pieces, summary
-from sglang_instrument.analysis.long_runs.reduced import Newest
+from sglang_instrument.analysis.long_runs.piece_cache import PieceCache
+from sglang_instrument.analysis.long_runs.reduced import Newest, Reduced
 from sglang_instrument.cli.main import main
-from sglang_instrument.testing import Death, SlowEngine, synthetic_run
+from sglang_instrument.testing import Death, SlowEngine, Trainer, synthetic_run
 
 Told = dict[str, Any]
 
@@ -89,6 +93,24 @@ def test_without_periods_it_is_read_as_a_whole_which_is_said(
     assert "40 steps" in printed.out
 
 
+def test_a_launch_that_is_chosen_is_read_as_a_whole_without_a_hint(
+    usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_FILES", 40)
+    assert main(["summary", f"{usual}@synthetic-1", "--by", "day"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_run_in_pieces_does_not_tell_is_said(
+    usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_FILES", 40)
+    assert main(["summary", str(usual), "--by", "day", "--window", "60", "--step", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "no windows: a run that is read in pieces has none" in printed
+    assert "verdict of the whole run" in printed
+
+
 def test_folders_that_are_links_are_read(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
     folder = tmp_path / "exp"
     folder.mkdir()
@@ -108,11 +130,33 @@ def test_a_launch_that_replaced_steps_which_it_did_not_reach(
     for path in later.glob("step_*/*"):
         target = folder / path.relative_to(later)
         target.write_bytes(target.read_bytes() + path.read_bytes())
+    for step in (25, 38):  # in pieces with and without steps that stay
+        with (folder / f"step_{step}/worker_0.jsonl").open("a") as file:
+            file.write('foreign\n{"event":"torn')
     whole = told(folder, 1000)
     assert sum(row["steps"] for row in whole["periods"]) == 14 + 6  # 21 to 40 were replaced
+    assert [whole["health"][name] for name in ("foreign", "torn")] == [2, 2]
     assert [row["restarts"] for row in whole["periods"]] == [0, 1]
     assert sum(whole["health"]["older"].values()) > 1000
     assert_equal_but_for_the_verdict(whole, told(folder, 24))
+
+
+@pytest.mark.parametrize("first", [17, 19])  # the first of a piece, and one in its middle
+def test_a_launch_whose_workers_logged_before_its_trainer(
+    tmp_path: Path, told: Callable[..., Told], first: int
+) -> None:
+    played: dict[str, Any] = {"workers": 2, "requests": 3, "trainer": Trainer(recorded=True)}
+    folder = synthetic_run(tmp_path / "exp", steps=40, seed=1, **played)
+    day = dict.fromkeys(range(2), 86_400.0)
+    later = synthetic_run(tmp_path / "new", steps=6, seed=2, first_step=first, clock_skew=day, **played)
+    (later / f"step_{first}/trainer_0.jsonl").unlink()
+    for path in later.glob("step_*/*"):
+        target = folder / path.relative_to(later)
+        lines = path.read_bytes().replace(b"2026-01-05", b"2026-01-06")  # the trainer's clock is not ahead
+        target.write_bytes(target.read_bytes() + lines)
+    whole = told(folder, 1000)
+    assert sum(row["steps"] for row in whole["periods"]) == first + 5
+    assert_equal_but_for_the_verdict(whole, told(folder, 20))
 
 
 def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., Told]) -> None:
@@ -126,15 +170,27 @@ def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., To
             path.write_bytes(b"".join(line for line in lines if b'_closed"' not in line) + b'{"event":"torn')
         elif step % 9 == 0:
             path.write_bytes(path.read_bytes().replace(b'"dropped":0', b'"dropped":3'))
+    for step in range(12, 26):  # over borders, and in all steps of a piece
+        (folder / f"step_{step}/worker_2.jsonl").unlink()
     (folder / "step_11/notes.txt").write_text("mine")
     (folder / "checkpoints").mkdir()
     (folder / "step_12/worker_9.jsonl").touch()
     whole = told(folder, 1000)
     health = whole["health"]
-    assert [len(health[name]) for name in ("missing", "unclosed", "empty", "ignored")] == [7, 4, 1, 2]
+    assert [len(health[name]) for name in ("missing", "unclosed", "empty", "ignored")] == [21, 4, 1, 2]
     assert health["torn"] == 4
     assert whole["periods"][0]["dropped"] == 12
     assert_equal_but_for_the_verdict(whole, told(folder, 40))
+
+
+def test_a_name_that_is_no_text_is_told(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".cache"))
+    (folder / os.fsdecode(b"step_13/notes\xff.txt")).touch()
+    (folder / os.fsdecode(b"step_14/worker_\xff.jsonl")).touch()
+    assert sorted(told(folder, 40)["health"]["ignored"]) == [
+        r"step_13/notes\udcff.txt",
+        r"step_14/worker_\udcff.jsonl",
+    ]
 
 
 def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> None:
@@ -149,11 +205,13 @@ def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> 
     cut = told(folder, 40)  # the files that are there are fewer
     assert cut["verdict"].endswith("judged in 5 parts, each by itself)")
     assert_equal_but_for_the_verdict(whole, cut)
-    broken = next((folder / ".pruned").glob("*/digest.json")).parent
-    (broken / "digest.json").write_text("{")
-    whole = told(folder, 1000)
-    assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]
-    assert list(told(folder, 16)["health"]["unreadable"]) == [f".pruned/{broken.name}"]
+    broken = min((folder / ".pruned").glob("*/digest.json")).parent
+    for name in ("steps-*.parquet", "digest.json"):
+        next(broken.glob(name)).write_text("{")
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # it still knows the tables
+        whole = told(folder, 1000)
+        assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]
+        assert told(folder, 16)["health"] == whole["health"]  # a step lasts longer where the next is lost
 
 
 def test_the_next_call_reads_only_what_changed(
@@ -176,13 +234,35 @@ def test_the_next_call_reads_only_what_changed(
     assert read == [steps[-1]]  # the last: how the run ended depends on when it is asked
     with (folder / "step_2/worker_0.jsonl").open("a") as file:
         file.write("torn\n")
+    (folder / "step_3/notes.txt").touch()
     read.clear()
     again = told(folder, 60)
     assert read == [steps[0], steps[-1]]
+    assert again["health"]["ignored"] == ["step_3/notes.txt"]
+    (folder / "step_3/notes.txt").unlink()
+    assert told(folder, 60)["health"]["ignored"] == []
     assert again["health"]["foreign"] == 1
     assert again["periods"] == first["periods"]
     kept = list((folder / ".cache/pieces").iterdir())
     assert len(kept) == len(steps) - 1  # those of before are deleted
+
+
+def test_what_could_not_be_read_beside_a_piece_is_read_again(
+    tmp_path: Path, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=24, workers=3, requests=3, seed=1, reference_format=True)
+    whole = told(folder, 1000)
+    opened = os.open
+
+    def fail(path: Any, *arguments: Any, **more: Any) -> int:
+        if "/step_9/" in str(path):  # the first of a piece: the step before lasts until it begins
+            raise OSError(errno.EIO, "the disk does not answer", str(path))
+        return opened(path, *arguments, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        assert len(told(folder, 24)["health"]["unreadable"]) == 3
+    assert_equal_but_for_the_verdict(whole, told(folder, 24))
 
 
 def test_a_fault_is_found_in_its_piece(tmp_path: Path, told: Callable[..., Told]) -> None:
@@ -207,4 +287,72 @@ def test_a_worker_that_died_in_the_last_step(tmp_path: Path, told: Callable[...,
     whole, cut = told(folder, 1000), told(folder, 30)
     assert [one["cause"] for one in cut["findings"]].count("death") == 1
     assert cut["findings"][0]["sentence"] == whole["findings"][0]["sentence"]
+    assert_equal_but_for_the_verdict(whole, cut)
+
+
+def test_the_logs_of_engines_alone(tmp_path: Path, told: Callable[..., Told]) -> None:
+    clocks = dict.fromkeys(range(3), 0.0)
+    folder = synthetic_run(tmp_path / "exp", steps=2, workers=3, requests=3, seed=1, engine_clocks=clocks)
+    for path in folder.glob("step_*"):
+        shutil.rmtree(path)
+    whole = told(folder, 1000)
+    assert "only the engine's processes logged" in whole["verdict"]
+    cut = told(folder, 2)
+    assert cut.pop("health")["records"] == whole.pop("health")["records"] > 0
+    assert cut == whole
+
+
+def test_what_makes_a_run_large(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = shutil.copytree(usual, tmp_path / "of $HOME", ignore=shutil.ignore_patterns(".cache"))
+    assert "judged in" in told(folder, 60)["verdict"]  # a folder's name holds no variables here
+    for number in range(60):  # only logs are read
+        (folder / f"step_2/checkpoint_{number}").touch()
+    assert "judged in" not in told(folder, 132)["verdict"]
+    shared, own = {"step_1/": (2, 100, 0)}, {"step_1/": (1, 70, 10), "step_2/": (1, 50, 0)}
+    sizes = pieces.joined_sizes([shared, shared, own])  # of three nodes, two of which share a disk
+    assert sizes == {"step_1/": pieces.Size(3, 260), "step_2/": pieces.Size(1, 50)}
+
+
+def test_this_machine_reduces_one_piece_at_a_time_and_none_when_interrupted(
+    usual: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_FILES", 40)
+    run = pieces.large_run(usual, None)
+    assert run is not None
+    reduce, stopped, running, most = summary.reduce_piece, threading.Event(), [], []
+
+    def counted(*arguments: Any) -> bytes:
+        running.append(1)
+        most.append(len(running))
+        packed = reduce(*arguments)
+        running.pop()
+        return packed
+
+    monkeypatch.setattr(summary, "reduce_piece", counted)
+
+    def kept(number: int) -> Reduced:
+        return summary._kept_of(run, run.pieces[number], None, PieceCache([]), number, stopped)
+
+    with ThreadPoolExecutor(3) as threads:  # as for pieces of a cluster's nodes
+        assert [len(one.headers) > 0 for one in threads.map(kept, range(3))] == [True] * 3
+    assert most == [1, 1, 1]
+    stopped.set()
+    with pytest.raises(InterruptedError):
+        kept(0)
+
+
+def test_a_death_before_steps_that_the_launch_had_replaced(tmp_path: Path, told: Callable[..., Told]) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=32, workers=3, requests=3, seed=1)
+    played: dict[str, Any] = {"workers": 3, "requests": 3, "clock_skew": dict.fromkeys(range(3), 86_400.0)}
+    death = Death(step=12, worker=1)
+    later = synthetic_run(tmp_path / "new", steps=2, seed=2, first_step=11, causes=[death], **played)
+    for path in later.glob("step_*/*"):
+        target = folder / path.relative_to(later)
+        target.write_bytes(target.read_bytes() + path.read_bytes())
+    age(folder)
+    whole = told(folder, 1000)
+    for _ in range(2):
+        cut = told(folder, 24)
+        assert [one["cause"] for one in cut["findings"]].count("death") == 1
+        assert cut["findings"][0]["sentence"] == whole["findings"][0]["sentence"]
     assert_equal_but_for_the_verdict(whole, cut)

@@ -85,7 +85,7 @@ def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
 
 def sizes_here(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Return what lies in a run's folder of this machine: `on_node.sizes`."""
-    return on_node.sizes(str(folder))
+    return on_node.sizes_in(str(folder))
 
 
 def _cores() -> int:

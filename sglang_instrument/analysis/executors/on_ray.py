@@ -64,6 +64,11 @@ class RayExecutor:
         self._interrupted = False
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
+    @property
+    def cpus(self) -> int:
+        """How many CPUs Ray may lend on the nodes that answer: at least one."""
+        return max(1, int(sum(node.cpus for node in self._files.nodes.values())))
+
     def list_files(self) -> list[File]:
         """Return the log files, each once, in the order of their steps."""
         return [
@@ -110,7 +115,7 @@ class RayExecutor:
     ) -> Any:
         """Return what a function of this package returns on a node that holds files of the run.
 
-        It takes no CPU, so that it can wait for tasks that do. If all these nodes die, it is called here.
+        It takes no CPU, so that it can wait for tasks that do. None if no such node answers.
 
         Args:
             number: Calls with different numbers go to different nodes.
@@ -132,7 +137,7 @@ class RayExecutor:
                 return self._ray.get(self._wait_for(remote.remote(*arguments), stopped))
             except self._ray.exceptions.RayError as error:
                 self._demand_death(name, error)
-        return function(*arguments)
+        return None
 
     def _wait_for(self, task: Any, stopped: threading.Event) -> Any:
         """Return a task when it has ended; raise an error if the caller was interrupted meanwhile."""

@@ -1,10 +1,10 @@
 """Split a run that is too large for memory into pieces of some steps each, and open one after the other.
 
 A piece is opened as if the run had only its steps, the one before and the one after: a step lasts until the
-next one begins, and only a worker with files before and after a step is missed in it.
+next one begins.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -56,7 +56,7 @@ class Piece:
         around: The folders of the step before and the step after.
         pruned: The folders in `.pruned` with what is now missing in all these folders.
         files: How many log files all these folders have.
-        is_last: Whether no step of the run comes after them.
+        is_last: Whether no step of the run comes after them, so that they tell how it ended.
     """
 
     steps: range | None
@@ -94,7 +94,7 @@ def read_piece(
         return read, digest
     homes = [executor.home / PRUNED / name for name in piece.pruned]
     every, merged = with_pruned(executor.home, read, digest, homes)
-    wanted = {*piece.folders, *piece.around}
+    wanted = {*piece.folders, *piece.around, PRUNED}  # the last: what cannot be read of it
     kept = [file for file in every if file.folder in wanted]
     return kept, only_files(merged, every, kept)
 
@@ -116,12 +116,8 @@ class LongRun:
 
     def __init__(self, where: Where) -> None:
         self.where = where
-        found: dict[str, Size] = {}
         folder, on = where.folder, where.on
-        for of_node in [sizes_here(folder)] if on is None else sizes_on_nodes(folder, on):
-            for name, (files, size, packed) in of_node.items():
-                text = size + packed * (ZSTD_RATIO - 1)
-                found[name] = found.get(name, Size(0, 0)) + Size(files, text)
+        found = joined_sizes([sizes_here(folder)] if on is None else sizes_on_nodes(folder, on))
         self.others = others_among([name for name in found if not is_part(name.rstrip("/"))])
         folders = {name[:-1]: size for name, size in found.items() if name.endswith("/")}
         self._sizes = {name: size for name, size in folders.items() if is_part(name) and name not in SMALL}
@@ -190,6 +186,22 @@ class LongRun:
 
     def _size_of(self, folders: Collection[str]) -> Size:
         return sum((self._sizes.get(name, Size(0, 0)) for name in folders), Size(0, 0))
+
+
+def joined_sizes(of_nodes: Iterable[Mapping[str, tuple[int, int, int]]]) -> dict[str, Size]:
+    """Return how much lies in the folders of a run, from what each node has: `on_node.sizes`.
+
+    A folder that several nodes see alike is on a disk that they share, and counts once.
+    """
+    seen: dict[str, set[tuple[int, int, int]]] = {}
+    for of_node in of_nodes:
+        for name, told in of_node.items():
+            seen.setdefault(name, set()).add(told)
+    sizes = {
+        name: [Size(files, size + packed * (ZSTD_RATIO - 1)) for files, size, packed in told]
+        for name, told in seen.items()
+    }
+    return {name: sum(own, Size(0, 0)) for name, own in sizes.items()}
 
 
 def large_run(path: Path, on: str | None) -> LongRun | None:

@@ -1,5 +1,6 @@
 """Reduce a piece of a long run to what `summary --by` needs of it: a few rows, numbers and sentences."""
 
+import hashlib
 import io
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
@@ -7,8 +8,12 @@ from dataclasses import fields
 import msgspec
 import polars as pl
 
+from sglang_instrument import __version__
 from sglang_instrument.analysis.answers.call_times import paths_of
-from sglang_instrument.analysis.digests.file_sources import only_files
+from sglang_instrument.analysis.digests.file_sources import key_of, only_files
+from sglang_instrument.analysis.digests.stored_digest import VERSION
+from sglang_instrument.analysis.executors.executor import Executor
+from sglang_instrument.analysis.ledger.ledger import Paths
 from sglang_instrument.analysis.long_runs.periods import step_rows
 from sglang_instrument.analysis.long_runs.pieces import Piece, Where, read_piece
 from sglang_instrument.analysis.reading.files import (
@@ -21,9 +26,10 @@ from sglang_instrument.analysis.reading.files import (
 from sglang_instrument.analysis.reading.liveness import Process, last_words
 from sglang_instrument.analysis.run.cache import only_newest_runs
 from sglang_instrument.analysis.run.health import Health
-from sglang_instrument.analysis.run.losses import health_of, missing_files
+from sglang_instrument.analysis.run.losses import Attendance, attendance, count_file, health_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
+from sglang_instrument.analysis.run.pruned import PRUNED
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of
 
@@ -35,24 +41,35 @@ class Reduced(msgspec.Struct):
     """What is kept of a piece.
 
     Attributes:
+        state: `state_of` what was read; "" if a file could not be read, or the run may still go on.
         rows: `step_rows` of its own steps, as Arrow.
         newest: The newest run of each of its folders, as far as this piece shows it.
         headers: `headers_of` all of its files, before older runs were left out.
         last_words: Of `last_words`.
-        health: Of its own files.
+        attendance: Of its own files.
+        health: Of its own files, but for those that are missing.
         findings: Those of its own steps, and of the run as the piece shows it.
         changed_ns: When one of its files was last written to.
         lost: By node that died, the files that only it held.
     """
 
+    state: str
     rows: bytes
     newest: Newest
     headers: list[File]
     last_words: list[tuple[Process, int, bool]]
+    attendance: list[Attendance]
     health: Health
     findings: list[Finding]
     changed_ns: int
     lost: dict[str, list[str]]
+
+
+def state_of(executor: Executor, files: Sequence[File], piece: Piece, newest: Newest | None) -> str:
+    """Return a name for all that decides what is kept of a piece."""
+    listed, others = sorted(map(key_of, files)), executor.list_others()
+    parts = (piece.folders, listed, others, piece.pruned, sorted((newest or {}).items()))
+    return hashlib.sha256(repr((__version__, VERSION, *parts)).encode()).hexdigest()[:24]
 
 
 def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
@@ -64,19 +81,27 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
         newest: The newest run of each of its folders, as all pieces tell it; None if not yet known.
     """
     executor = where.executor_of(piece)
-    files, digest = read_piece(piece, executor, executor.list_files())
-    kept = files if newest is None else only_newest(files, newest)
+    listed = executor.list_files()
+    state = state_of(executor, listed, piece, newest)
+    files, digest = read_piece(piece, executor, listed)
+    # How the run ended depends on the time at which it is asked.
+    is_final = not piece.is_last and all(file.unreadable is None for file in files)
+    newest = newest_runs(files) if newest is None else newest
+    kept = only_newest(files, newest)
     digest = only_files(digest, files, kept)
     left_out = _left_out(files, kept, piece.folders)
     kept = [now for now, file in zip(kept, files, strict=True) if now.controls or not file.controls]
-    known = RunFiles(kept)
+    known = RunFiles.part(kept, newest)
     run = Run(executor, known, only_newest_runs(known, digest), cached=False)
+    own = RunFiles.part([file for file in known if file.folder in piece.folders], newest)
     reduced = Reduced(
+        state=state if is_final else "",
         rows=_as_bytes(_rows_of(run, piece)),
-        newest=newest_runs(files) if newest is None else newest,
+        newest=newest,
         headers=headers_of([file for file in files if file.folder in piece.folders]),
-        last_words=[(process, *said) for process, said in last_words(kept).items()],
-        health=_health_of(run, piece, left_out),
+        last_words=[(process, *said) for process, said in last_words(known).items()],
+        attendance=attendance(own, paths_outside_steps(own)),
+        health=_health_of(run, piece, own, left_out),
         findings=_findings_of(run, piece),
         changed_ns=max((file.mtime_ns for file in files), default=0),
         lost=executor.lost,
@@ -90,27 +115,30 @@ def _left_out(files: Sequence[File], kept: Sequence[File], folders: Collection[s
     for file, now in zip(files, kept, strict=True):
         if file.folder not in folders:
             continue
-        left_out.files += bool(file.controls and not now.controls)
+        if file.controls and not now.controls:
+            count_file(left_out, file)
         for run_id, records in zip(file.runs, file.records, strict=True):
             if run_id not in now.runs and records:
                 left_out.older[str(run_id)] = left_out.older.get(str(run_id), 0) + records
     return left_out
 
 
-def _rows_of(run: Run, piece: Piece) -> pl.DataFrame | None:
-    """Return `step_rows` of a piece's own steps; None if it has none."""
-    if piece.steps is None or run.digest.steps.is_empty():
-        return None
+def _rows_of(run: Run, piece: Piece) -> pl.DataFrame:
+    """Return `step_rows` of a piece's own steps."""
+    if piece.steps is None:
+        return step_rows(run, Paths(run.digest)).clear()
     rows = step_rows(run, paths_of(run))
     return rows.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
 
 
-def _health_of(run: Run, piece: Piece, left_out: Health) -> Health:
-    health = health_of([file for file in run.files if file.folder in piece.folders])
-    health.ignored += [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
-    if piece.steps is not None:
-        gaps = missing_files(run.files, paths_outside_steps(run.files))
-        health.missing = sorted(gap for gap in gaps if gap[0] in piece.steps)
+def _health_of(run: Run, piece: Piece, own: RunFiles, left_out: Health) -> Health:
+    health = health_of(own)
+    health.missing = []  # needs the steps of all pieces
+    others = [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
+    # msgpack holds UTF-8 only, as JSON does: see `list_files`.
+    lost = [file for file in run.files if file.folder == PRUNED]
+    health.unreadable.update({file.path: str(file.unreadable) for file in lost})
+    health.ignored += [name.encode(errors="backslashreplace").decode() for name in others]
     return sum_of([health, left_out])
 
 
@@ -126,9 +154,7 @@ def _findings_of(run: Run, piece: Piece) -> list[Finding]:
     return [one for one in found if one.step is None or (one.step, one.validate) in own]
 
 
-def _as_bytes(table: pl.DataFrame | None) -> bytes:
-    if table is None:
-        return b""
+def _as_bytes(table: pl.DataFrame) -> bytes:
     target = io.BytesIO()
     table.write_ipc(target, compression="zstd")
     return target.getvalue()
@@ -141,7 +167,8 @@ def sum_of(parts: Iterable[Health]) -> Health:
         for one in fields(Health):
             mine, more = getattr(total, one.name), getattr(part, one.name)
             if isinstance(mine, dict):
-                mine.update({key: mine[key] + value if key in mine else value for key, value in more.items()})
+                for key, value in more.items():  # counts, or what several parts say of one file
+                    mine[key] = mine.get(key, 0) + value if isinstance(value, int) else value
             elif not isinstance(mine, str):
                 setattr(total, one.name, mine + more)
     return total

@@ -5,27 +5,23 @@ whose files changed. Which launch counts in a step is known when all pieces are 
 another for the newest is read again.
 """
 
-import hashlib
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import polars as pl
 
-from sglang_instrument import __version__
-from sglang_instrument.analysis.digests.file_sources import key_of
-from sglang_instrument.analysis.digests.stored_digest import VERSION
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.long_runs.periods import launches_of
 from sglang_instrument.analysis.long_runs.piece_cache import PieceCache
 from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece
-from sglang_instrument.analysis.long_runs.reduced import Newest, Reduced, reduce_piece, sum_of
+from sglang_instrument.analysis.long_runs.reduced import Newest, Reduced, reduce_piece, state_of, sum_of
 from sglang_instrument.analysis.reading.files import (
     File,
     RunFiles,
@@ -35,12 +31,16 @@ from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_
 from sglang_instrument.analysis.run.cache import homes
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs
-from sglang_instrument.analysis.run.losses import used_runs
+from sglang_instrument.analysis.run.losses import (
+    missing_in,
+    used_runs,
+)
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import in_order_of_weight
 from sglang_instrument.errors import LogError
 
-_MOST_AT_ONCE: Final = 32  # pieces that nodes of a cluster work on
+_MOST_AT_ONCE: Final = 32  # pieces that nodes of a cluster work on, about 1 GB each
+_HERE: Final = threading.Lock()  # of the thread that reduces a piece on this machine: it takes about 1 GB
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class LongSummary:
     @property
     def sentence(self) -> str:
         """The verdict: the first finding, and how many others there are."""
+        if self.pieces == 0:
+            return "none, for only the engine's processes logged, and they know no steps"
         parts = f"judged in {self.pieces} parts, each by itself"
         if not self.findings:
             return f"nothing out of the ordinary in {len(self.rows):,} steps, {parts}"
@@ -92,14 +94,30 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
     parts = _reduce_all(run, dict.fromkeys(run.pieces), cache, progress)
     headers = [header for part in parts for header in part.headers]
     newest = newest_runs(headers)
-    again = {}
-    for piece, part in zip(run.pieces, parts, strict=True):
-        if any(newest.get(folder) != part.newest.get(folder) for folder in piece.folders):
-            again[piece] = {folder: newest.get(folder) for folder in (*piece.folders, *piece.around)}
-    right = dict(zip(again, _reduce_all(run, again, cache, None), strict=True))
-    parts = [right.get(piece, part) for piece, part in zip(run.pieces, parts, strict=True)]
+    end = _end_of(run.pieces, parts, newest)
+    again: dict[int, Piece] = {}
+    for at, (piece, part) in enumerate(zip(run.pieces, parts, strict=True)):
+        folders = (*piece.folders, *piece.around)
+        ends = piece is end and not piece.is_last
+        if ends or any(newest.get(folder) != part.newest.get(folder) for folder in folders):
+            again[at] = replace(piece, is_last=ends or piece.is_last)
+    known = {
+        piece: {folder: newest.get(folder) for folder in (*piece.folders, *piece.around)}
+        for piece in again.values()
+    }
+    for at, part in zip(again, _reduce_all(run, known, cache, None), strict=True):
+        parts[at] = part
     cache.forget_others()
     return _joined(run, parts, RunFiles(headers))
+
+
+def _end_of(pieces: Sequence[Piece], parts: Sequence[Reduced], newest: Newest) -> Piece | None:
+    """Return the piece in which the run ends: no later launch replaced all of its steps."""
+    for piece, part in zip(reversed(pieces), reversed(parts), strict=True):
+        begun = {file.folder for file in part.headers if file.controls}
+        if piece.steps is not None and (not begun or begun & newest.keys()):
+            return piece
+    return None
 
 
 def _reduce_all(
@@ -113,9 +131,9 @@ def _reduce_all(
     work = [
         (run, piece, newest, cache, number, stopped) for number, (piece, newest) in enumerate(wanted.items())
     ]
-    if run.where.on is None:
+    if not isinstance(run.base, RayExecutor):
         return _counted(wanted, starmap(_kept_of, work), progress)
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as threads:
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, run.base.cpus)) as threads:
         try:
             return _counted(wanted, threads.map(_kept_of, *zip(*work, strict=True)), progress)
         except BaseException:  # Ctrl-C: the threads end soon
@@ -149,36 +167,36 @@ def _kept_of(
 ) -> Reduced:
     """Return what is kept of a piece: what was kept before, unless a file changed."""
     executor = run.where.executor_of(piece)
-    listed = sorted(map(key_of, executor.list_files()))
-    state = _state(piece.folders, listed, piece.pruned, sorted((newest or {}).items()))
-    found = cache.load(state)
+    state = state_of(executor, executor.list_files(), piece, newest)
+    found = None if piece.is_last else cache.load(state)
     if found is not None:
+        found.lost = executor.lost  # as it is now
         return found
+    packed = None
     if isinstance(executor, RayExecutor) and not piece.pruned:  # what `prune` kept is on this machine
         packed = executor.call(number, stopped, reduce_piece, run.where, piece, newest)
-    else:
-        packed = reduce_piece(run.where, piece, newest)
+    if packed is None:
+        with _HERE:
+            if stopped.is_set():
+                raise InterruptedError
+            packed = reduce_piece(run.where, piece, newest)
     kept = msgspec.msgpack.decode(packed, type=Reduced)
-    # How the run ended depends on the time at which it is asked.
-    if not piece.is_last and not kept.health.unreadable:
+    kept.lost = executor.lost | kept.lost
+    if kept.state == state:  # else a node did not answer the task, or a file changed
         cache.save(state, packed)
     return kept
 
 
-def _state(*parts: Any) -> str:
-    return hashlib.sha256(repr((__version__, VERSION, *parts)).encode()).hexdigest()[:24]
-
-
 def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSummary:
     """Return what the pieces tell together."""
-    rows = [pl.read_ipc(part.rows) for part in parts if part.rows]
-    if not rows:
-        raise LogError(f"{run.where.folder}: no records yet")
     last: dict[Process, tuple[int, bool]] = {}
     for part in parts:
         for process, at_us, is_closed in part.last_words:
             last[process] = max((at_us, is_closed), last.get(process, (at_us, is_closed)))
     health = sum_of(part.health for part in parts)
+    if not health.records and not any(file.controls for file in headers):
+        raise LogError(f"{run.where.folder}: no records yet")
+    health.missing = sorted(missing_in(part.attendance for part in parts))
     health.runs = used_runs(headers)
     health.ignored += run.others
     health.unreadable.update(run.unreadable)
@@ -186,18 +204,27 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     over = is_over(run.base.home, [File("", 0, newest_ns)], health.runs)
     health.ended_abruptly = gone_without_a_word(run.base.home, last, health.runs, over)
     which = describe_runs(headers)
-    lost: dict[str, list[str]] = {}
+    lost: dict[str, dict[str, None]] = {}  # a path once, of which two pieces may tell
     for one in (run.base.lost, *(part.lost for part in parts)):
         for node, paths in one.items():
-            known = lost.setdefault(node, [])
-            known += [path for path in paths if path not in known]  # steps around a piece are in two
+            lost.setdefault(node, {}).update(dict.fromkeys(paths))
     return LongSummary(
         folder=run.where.folder,
         name=f"{run.where.folder} ({which})" if which else str(run.where.folder),
-        rows=pl.concat(rows).sort("validate", "step"),
+        rows=pl.concat(pl.read_ipc(part.rows) for part in parts).sort("validate", "step"),
         launches=launches_of(headers),
-        findings=in_order_of_weight(finding for part in parts for finding in part.findings),
+        findings=in_order_of_weight(_once(finding for part in parts for finding in part.findings)),
         pieces=sum(1 for piece in run.pieces if piece.steps is not None),
         health=health,
-        lost=lost,
+        lost={node: list(paths) for node, paths in lost.items()},
     )
+
+
+def _once(found: Iterable[Finding]) -> list[Finding]:
+    """Return findings; of those that say the same of the run in several pieces, the one that cost most."""
+    kept: dict[object, Finding] = {}
+    for number, one in enumerate(found):
+        same = (one.cause, one.worker, one.event) if one.scope == "run" else number
+        if same not in kept or one.lost_sec > kept[same].lost_sec:
+            kept[same] = one
+    return list(kept.values())

@@ -103,6 +103,13 @@ class RunFiles(tuple[File, ...]):
         """Return these files, with what is known of them."""
         return files if isinstance(files, RunFiles) else RunFiles(files)
 
+    @staticmethod
+    def part(files: Sequence[File], newest: Mapping[str, str | None]) -> "RunFiles":
+        """Return some files of a run; `newest` is that of all of its files, which these may not tell."""
+        some = RunFiles(files)
+        some.newest = dict(newest)
+        return some
+
 
 def run_begins(files: Sequence[File]) -> dict[str, int]:
     """Return when each run wrote its first header, in Unix microseconds; the oldest run first."""

@@ -1,6 +1,9 @@
 """Sum up what the files of a run report as lost, and what is missing: records, ends, whole files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import msgspec
 
 from sglang_instrument.analysis.reading.files import (
     File,
@@ -17,6 +20,20 @@ from sglang_instrument.analysis.run.pruned import day_of
 from sglang_instrument.schema import LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
 
 
+class Attendance(msgspec.Struct):
+    """In which training steps of a launch workers have no file.
+
+    Attributes:
+        run_id: The launch.
+        steps: The steps in which any worker has a file.
+        absent: By worker with a file in one of them, those in which it has none.
+    """
+
+    run_id: str | None
+    steps: list[int]
+    absent: dict[int, list[int]]
+
+
 def health_of(files: Sequence[File]) -> Health:
     """Return what was read of a run's files, and what was not."""
     files = RunFiles.of(files)
@@ -27,19 +44,11 @@ def health_of(files: Sequence[File]) -> Health:
     for file in files:
         if file.place is None:
             continue
-        health.files += 1
-        if file.pruned_us is not None:
-            day = day_of(file.pruned_us)
-            health.pruned[day] = health.pruned.get(day, 0) + 1
-        health.torn += file.torn
-        health.foreign += file.foreign
-        health.local_times += file.local_times
+        count_file(health, file)
         if _is_empty(file):
             health.empty.append(file.path)
         else:
             health.headerless += file.headerless
-        if file.unreadable is not None:
-            health.unreadable[file.path] = file.unreadable
         for run_id, records in zip(file.runs, file.records, strict=True):
             if counts(file, run_id):
                 health.records += records
@@ -55,6 +64,19 @@ def health_of(files: Sequence[File]) -> Health:
     health.unclosed = _unclosed(files)
     health.missing = sorted(missing_files(files, outside))
     return health
+
+
+def count_file(health: Health, file: File) -> None:
+    """Count a file and its lines that are no records: they count whichever run wrote the file."""
+    health.files += 1
+    if file.pruned_us is not None:
+        day = day_of(file.pruned_us)
+        health.pruned[day] = health.pruned.get(day, 0) + 1
+    health.torn += file.torn
+    health.foreign += file.foreign
+    health.local_times += file.local_times
+    if file.unreadable is not None:
+        health.unreadable[file.path] = file.unreadable
 
 
 def _is_empty(file: File) -> bool:
@@ -74,6 +96,11 @@ def missing_files(files: Sequence[File], outside: set[str]) -> Iterator[tuple[in
 
     A worker that joined late, or died, lacks files at one end only. Each launch is checked by itself.
     """
+    yield from missing_in([attendance(files, outside)])
+
+
+def attendance(files: Sequence[File], outside: set[str]) -> list[Attendance]:
+    """Return for each launch in which of its training steps each worker has no file."""
     newest, counts = newest_runs(files), newest_run_filter(files)
     steps_of: dict[str | None, dict[int, set[int]]] = {}
     for file in files:
@@ -84,11 +111,31 @@ def missing_files(files: Sequence[File], outside: set[str]) -> Iterator[tuple[in
         if file.path not in outside and (not writers or any(counts(file, one) for one in writers)):
             workers = steps_of.setdefault(newest.get(file.folder), {})
             workers.setdefault(place.worker, set()).add(place.step)
-    for workers in steps_of.values():
-        steps = sorted(set().union(*workers.values()))
-        for worker, own in workers.items():
-            first, last = min(own), max(own)
-            yield from ((step, worker) for step in steps if first < step < last and step not in own)
+    found = []
+    for run_id, workers in steps_of.items():
+        steps = set().union(*workers.values())
+        absent = {worker: sorted(steps - own) for worker, own in workers.items()}
+        found.append(Attendance(run_id, sorted(steps), absent))
+    return found
+
+
+def missing_in(parts: Iterable[Sequence[Attendance]]) -> Iterator[tuple[int, int]]:
+    """Yield what `missing_files` does, from the `attendance` of some steps each."""
+    launches: dict[str | None, list[Attendance]] = {}
+    for one in chain.from_iterable(parts):
+        launches.setdefault(one.run_id, []).append(one)
+    for of_launch in launches.values():
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for one in of_launch:
+            for worker, absent in one.absent.items():
+                own = set(one.steps).difference(absent)
+                first[worker] = min(first.get(worker, min(own)), *own)
+                last[worker] = max(last.get(worker, max(own)), *own)
+        for one in of_launch:
+            for worker in first:
+                absent = one.absent.get(worker, one.steps)
+                yield from ((step, worker) for step in absent if first[worker] < step < last[worker])
 
 
 def left_out_by_file(files: Sequence[File]) -> Iterator[tuple[File, int, int]]:

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if args.by and (long := long_summary.of(args)) is not None:
         return long_summary.tell(args, long)
     with reading() as progress:
-        opened = select.open_logs(args, args.logs, _hinting(progress))
+        opened = select.open_logs(args, args.logs, progress if args.by else _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None
         summary = _Summary() if args.by else _summarise(opened, args.validate, chosen)
         periods = _periods(opened, args, chosen) if args.by else []
