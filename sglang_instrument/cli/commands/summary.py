@@ -27,10 +27,8 @@ names what cost most, and what to look at next.
 
     sglang-instrument summary logs/gsm8k_600
     sglang-instrument summary logs/gsm8k_600 --step 67      # its workers, and the parts that add up to it
-    sglang-instrument summary logs/gsm8k_600 --by week      # a row a week of a long run; also: day
+    sglang-instrument summary logs/gsm8k_600 --by week      # a row a week of a run of any size; also: day
     sglang-instrument summary logs/servers --window 60      # servers without steps: by windows of a minute
-
---by reads a run of more than 50,000 files or 4 GB piece by piece, so that it fits in memory.
 
 --json prints {"folder", "verdict", "findings": [{"cause", "scope", "step", "validate", "worker",
 "request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step",
