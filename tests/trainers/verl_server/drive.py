@@ -156,7 +156,7 @@ def wait_until_written(folder, worker, event):
     log = Path(folder) / f"run/step_{KILLED}/worker_{worker}.jsonl"
     ends = time.monotonic() + 300
     while (Path(folder) / "run").exists() and time.monotonic() < ends:
-        if log.exists() and f'"{event}"'.encode() in log.read_bytes():
+        if log.exists() and f'"event":"{event}"'.encode() in log.read_bytes():  # not one that is open
             return
         time.sleep(0.05)
 
