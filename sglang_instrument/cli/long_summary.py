@@ -43,8 +43,8 @@ def tell(args: argparse.Namespace, long: LongSummary) -> int:
     period_tables.print_periods(f"{long.name}{where}, by {args.by}", periods)
     if args.window is not None:
         print_line("no windows: a run that is read in pieces has none")
-    of = "verdict of the whole run" if chosen else "verdict"
-    print_told(of, long.sentence, "bold red" if long.findings else "bold green")
+    label = "verdict of the whole run" if chosen else "verdict"
+    print_told(label, long.sentence, "bold red" if long.findings else "bold green")
     if long.findings and long.findings[0].advice:
         print_told("advice", long.findings[0].advice.replace("LOGS", shlex.quote(str(args.logs))))
     print_told("log", long.health.sentence())

@@ -23,7 +23,7 @@ from sglang_instrument.collect.by_ray import RayNode, RayNodes
 from sglang_instrument.collect.collected import PRUNED
 from sglang_instrument.errors import InstrumentError, LogError
 
-#: The folders of a run that an executor brings to this machine as a whole, unless it is not of them.
+#: The folders that an executor copies to this machine whole, if they are among those it reads.
 SMALL: Final = ("processes", PRUNED)
 _SETTINGS: Final = {name: value for name, value in SETTINGS.items() if name != "PYTHONSAFEPATH"}
 _MOST_NAMED: Final = 4

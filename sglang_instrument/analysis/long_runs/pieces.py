@@ -15,7 +15,7 @@ from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.file_sources import only_files
 from sglang_instrument.analysis.digests.stored_digest import stored_files
 from sglang_instrument.analysis.executors.batches import ZSTD_RATIO, weight
-from sglang_instrument.analysis.executors.executor import Executor, Progress
+from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.executors.files_on_nodes import sizes_on_nodes
 from sglang_instrument.analysis.executors.local import LocalExecutor, sizes_here
 from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor
@@ -85,11 +85,9 @@ class Where:
         return LocalExecutor(self.folder, only=only)
 
 
-def read_piece(
-    piece: Piece, executor: Executor, files: Sequence[File], progress: Progress | None = None
-) -> tuple[list[File], Digest]:
+def read_piece(piece: Piece, executor: Executor, files: Sequence[File]) -> tuple[list[File], Digest]:
     """Return the files of a piece as read, also what `prune` deleted of it, and their digest."""
-    read, digest = digest_files(executor, files, progress)
+    read, digest = digest_files(executor, files)
     if not piece.pruned:
         return read, digest
     homes = [executor.home / PRUNED / name for name in piece.pruned]

@@ -1,6 +1,6 @@
 """Keep what the reader found out about one log file: its control records, and what it could not read."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -124,16 +124,22 @@ def run_begins(files: Sequence[File]) -> dict[str, int]:
 def only_run(files: Sequence[File], run_id: str) -> list[File]:
     """Return the files that one run wrote to, without what other runs wrote to them."""
     written = [file for file in files if run_id in {control.run_id for control in file.controls}]
-    return [_only_run(file, run_id) for file in written]
+    return [_only_of(file, (run_id,)) for file in written]
 
 
-def _only_run(file: File, run_id: str) -> File:
-    wrote = [number for number, one in enumerate(file.runs) if one == run_id]
+def only_newest(files: Sequence[File], newest: Mapping[str, str | None]) -> list[File]:
+    """Return files without what runs other than the `newest` of their folder wrote to them."""
+    return [_only_of(file, (None, newest.get(file.folder))) for file in files]
+
+
+def _only_of(file: File, runs: Collection[str | None]) -> File:
+    """Return a file without what other runs wrote to it; None stands for records before any header."""
+    wrote = [number for number, one in enumerate(file.runs) if one in runs]
     return msgspec.structs.replace(
         file,
         runs=[file.runs[number] for number in wrote],
         records=[file.records[number] for number in wrote],
-        controls=[control for control in file.controls if control.run_id == run_id],
+        controls=[control for control in file.controls if control.run_id in runs],
     )
 
 
@@ -233,23 +239,6 @@ def headers_of(files: Sequence[File]) -> list[File]:
             extra = Extra(step_bound=bound)
             kept[folder, role].append(Control(LOG_OPENED, run_id, header.time_us, extra))
     return [File(names[place], 0, 0, controls=controls) for place, controls in kept.items()]
-
-
-def only_newest(files: Sequence[File], newest: Mapping[str, str | None]) -> list[File]:
-    """Return files without what runs other than the `newest` of their folder wrote to them."""
-    kept = []
-    for file in files:
-        run_id = newest.get(file.folder)
-        wrote = [number for number, one in enumerate(file.runs) if one in (None, run_id)]
-        kept.append(
-            msgspec.structs.replace(
-                file,
-                runs=[file.runs[number] for number in wrote],
-                records=[file.records[number] for number in wrote],
-                controls=[control for control in file.controls if control.run_id in (None, run_id)],
-            )
-        )
-    return kept
 
 
 def ended_paths(files: Sequence[File]) -> set[str]:
