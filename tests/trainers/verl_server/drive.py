@@ -152,13 +152,21 @@ def wait_for_tools(folder):
 
 
 def wait_until_written(folder, worker, event):
-    """Wait until the log of a worker's last step has `event`, if anything is logged."""
+    """Wait until the log of a worker's last step has a record of `event`, if anything is logged."""
+    if not (Path(folder) / "run").exists():
+        return
     log = Path(folder) / f"run/step_{KILLED}/worker_{worker}.jsonl"
     ends = time.monotonic() + 300
-    while (Path(folder) / "run").exists() and time.monotonic() < ends:
-        if log.exists() and f'"event":"{event}"'.encode() in log.read_bytes():  # not one that is open
-            return
+    while not (log.exists() and event in events_of(log)):
+        if time.monotonic() > ends:
+            raise TimeoutError(f"no {event} in {log}: {events_of(log) if log.exists() else 'no file'}")
         time.sleep(0.05)
+
+
+def events_of(log):
+    """Return the events of the whole lines of a log; `open_now` also names open spans, which is another thing."""
+    *lines, _ = log.read_bytes().split(b"\n")
+    return [json.loads(line)["event"] for line in lines]
 
 
 def main(model, folder, mode):
