@@ -6,8 +6,8 @@ from typing import Final
 
 from sglang_instrument.live.state import OpenRequest, Problem, Snapshot, StepDone, StepNow, WorkerNow
 from sglang_instrument.plain_text import listed
+from sglang_instrument.sparkline import sparkline
 
-_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _PARTS: Final = 6  # of the ledger that are shown; the others are summed up
 _NAMED: Final = 3  # of many requests
 _REST: Final = "rest"
@@ -111,15 +111,6 @@ def ledger_rows(done: Sequence[StepDone], steps: int) -> list[tuple[str, str, fl
         rows[_REST] = [sum(one.ledger.get(part, 0.0) for part in parts[_PARTS:]) for one in shown]
     top = max((max(values) for values in rows.values()), default=0.0)
     return [(part, sparkline(values, top), values[-1]) for part, values in rows.items()]
-
-
-def sparkline(values: Sequence[float], top: float) -> str:
-    """Return a character a value, as high as its share of `top`; a space for nothing."""
-    return "".join(_block(value / top) if top > 0 else " " for value in values)
-
-
-def _block(share: float) -> str:
-    return _BLOCKS[min(len(_BLOCKS) - 1, int(share * len(_BLOCKS)))] if share > 0 else " "
 
 
 def bar(step: StepNow, width: int) -> str:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import polars as pl
 
-_MARKS: Final = "▁▂▃▄▅▆▇█"
+from sglang_instrument.sparkline import sparkline
+
 #: What to do where a column is not known at all.
 _WHERE: Final = {
     "server": "which server ran a call is logged by SGLang's own processes (SGLANG_INSTRUMENT=1 in their "
@@ -76,17 +77,12 @@ def no_cache_words(turns: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def bars(loads: pl.DataFrame) -> dict[str | None, str]:
-    """Return `load.load_by_slice` as a line of bars for each server; a slice without calls is a space."""
+    """Return `load.load_by_slice` as a sparkline for each server; a slice without calls is a space."""
     own: dict[str | None, list[float]] = {}
     for server, load in loads.sort("slice").select("server", "load").iter_rows():
         own.setdefault(server, []).append(load)
     highest = max((load for one in own.values() for load in one), default=0.0)
-    return {server: _bar(one, highest) for server, one in own.items()}
-
-
-def _bar(loads: Sequence[float], highest: float) -> str:
-    top = len(_MARKS) - 1
-    return "".join(_MARKS[round(load / highest * top)] if load and highest else " " for load in loads)
+    return {server: sparkline(one, highest) for server, one in own.items()}
 
 
 def _percent(share: float) -> str:
