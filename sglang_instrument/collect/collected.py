@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +74,7 @@ class Folder:
             self.files = read.files
         elif folder.is_dir() and any(child.name != OURS for child in folder.iterdir()):
             raise LogError(f"{folder} holds files that `collect` did not bring; give a new or empty folder")
+        self._made = not folder.exists()
         try:
             (folder / OURS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -99,6 +100,17 @@ class Folder:
             except BlockingIOError:
                 raise LogError(f"another `collect` writes into {self.folder}") from None
             yield
+
+    def remove_if_empty(self) -> None:
+        """Remove what was made here, if nothing was brought into it."""
+        if self.files:
+            return
+        for ours in (self._state, self.folder / OURS / "lock"):
+            ours.unlink(missing_ok=True)
+        below = sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True)
+        for empty in (*below, *([self.folder] if self._made else [])):
+            with suppress(OSError):  # it holds something
+                empty.rmdir()
 
     def local(self, file: Collected) -> Path:
         """Return where a file is kept."""

@@ -168,6 +168,8 @@ def test_nothing_of_others_is_overwritten(logs, dataset, tmp_path):
     other = synthetic_run(tmp_path / "other", steps=1, workers=1, requests=2, seed=5)
     with pytest.raises(InstrumentError, match="a dataset of another run \\(synthetic-0\\)"):
         export_dataset(open_run(other), dataset)
+    with pytest.raises(InstrumentError, match="is inside the run; give a folder beside"):
+        export_dataset(open_run(logs), logs / "parquet")
     with pytest.raises(LogError, match="is a dataset, without the log"):
         export_dataset(open_run(dataset), tmp_path / "again")
 

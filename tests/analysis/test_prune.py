@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from polars.testing import assert_frame_equal
+from small_disks import small_disk
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.answers.events import path_table
@@ -288,6 +289,19 @@ def test_where_the_digest_cannot_be_written_nothing_is_deleted(
     assert main(["prune", str(run), *KEPT, "--yes"]) == 2
     assert "nothing was deleted" in capsys.readouterr().err
     assert logs(run) == before
+
+
+def test_on_a_full_disk_nothing_is_deleted_and_the_disk_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "small", "2m") as disk:
+        full = Path(shutil.copytree(run, disk / "exp"))
+        before = logs(full)
+        rest = shutil.disk_usage(disk).free - 8192
+        (disk / "filler").write_bytes(bytes(rest))
+        assert main(["prune", str(full), *KEPT, "--yes"]) == 2
+        assert "nothing was deleted: [Errno 28] No space left on device" in capsys.readouterr().err
+        assert logs(full) == before
 
 
 def test_files_in_a_read_only_folder_stay_and_are_named(run: Path, asked: Printed) -> None:

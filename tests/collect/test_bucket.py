@@ -90,3 +90,15 @@ def test_what_makes_no_sense_is_refused(arguments, said, tmp_path, monkeypatch, 
     (tmp_path / "logs/run").mkdir(parents=True)
     assert main(["collect", *arguments]) == 2
     assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_a_run_that_is_nowhere_leaves_no_folder_behind(tmp_path, capsys):
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "mine").mkdir()
+    for here in ("here", "mine"):
+        url = f"file://{tmp_path}/bucket/run"
+        assert main(["collect", url, "-o", str(tmp_path / here)]) == 2
+        assert "has no run" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bucket", "mine"]
+    assert list((tmp_path / "mine").iterdir()) == []

@@ -12,6 +12,7 @@ import polars as pl
 from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES
 from sglang_instrument.analysis.dataset.stored_run import store_run
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
+from sglang_instrument.analysis.digests.parquet import write_parquet
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.reading.files import File, newest_runs, run_begins
 from sglang_instrument.analysis.run.batch_job import BatchJob
@@ -59,7 +60,7 @@ def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> 
 
     Args:
         run: The run.
-        target: A new or empty folder, or one with a dataset of this run.
+        target: A new or empty folder outside of the run's, or one with a dataset of this run.
         progress: Called with the number of log files read so far and the number of files to read.
 
     Raises:
@@ -101,7 +102,9 @@ def write_tables(
 
 
 def _demand_ours(run: Run, target: Path) -> None:
-    """Raise InstrumentError unless a folder is new, empty, or a dataset of this run."""
+    """Raise InstrumentError unless a folder is new, empty, or a dataset of this run, and not inside it."""
+    if target.resolve().is_relative_to(run.folder.resolve()):
+        raise InstrumentError(f"{target} is inside the run; give a folder beside {run.folder}")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not (target / _MANIFEST).is_file():
@@ -200,7 +203,7 @@ def write_table(path: Path, table: pl.DataFrame) -> None:
     """Write a Parquet file, or replace it once the new one is whole."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        table.write_parquet(draft)
+        write_parquet(table, draft)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest
+from sglang_instrument.analysis.digests.parquet import write_parquet
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.regular_files import demand_regular, read_regular
 from sglang_instrument.schema import LOG_VERSION
@@ -104,7 +105,7 @@ def save_digest(home: Path, files: Sequence[File], digest: Digest) -> None:
     home.mkdir(parents=True, exist_ok=True)
     token = os.urandom(6).hex()
     for name, table in digest.tables().items():
-        table.write_parquet(home / f"{name}-{token}.parquet")
+        write_parquet(table, home / f"{name}-{token}.parquet")
     draft = home / f"digest-{token}.json"
     draft.write_bytes(msgspec.json.encode(_Manifest(VERSION, token, list(files))))
     draft.replace(home / _MANIFEST)
@@ -115,7 +116,7 @@ def save_digest(home: Path, files: Sequence[File], digest: Digest) -> None:
 def save_table(home: Path, name: str, token: str, table: pl.DataFrame) -> None:
     """Write a table at once, then delete those of its name with other tokens."""
     draft = home / f"draft-{os.urandom(6).hex()}"
-    table.write_parquet(draft)
+    write_parquet(table, draft)
     draft.replace(home / f"{name}-{token}.parquet")
     _forget_others(home, name, token)
 

@@ -19,6 +19,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine_requests import Fields, records_in
 from sglang_instrument.analysis.answers.join import has_engine_logs
 from sglang_instrument.analysis.digests.file_sources import key_of, number_sources, only_files, renumber
+from sglang_instrument.analysis.digests.parquet import write_parquet
 from sglang_instrument.analysis.digests.stored_digest import load_digest, save_digest
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.long_runs.plan import Plan
@@ -106,9 +107,9 @@ def _keep(plan: Plan, progress: Progress | None) -> int:
     pruned_us = int(time.time() * 1e6)
     gone = [msgspec.structs.replace(file, pruned_us=pruned_us) for file in files]
     save_digest(draft, gone, only_files(plan.whole, plan.run.files, files))
-    _event_paths(plan.run, files, progress).write_parquet(draft / f"{PATHS}.parquet")
+    write_parquet(_event_paths(plan.run, files, progress), draft / f"{PATHS}.parquet")
     if has_engine_logs(plan.run):
-        _engine_calls(plan.run, files).write_parquet(draft / f"{CALLS}.parquet")
+        write_parquet(_engine_calls(plan.run, files), draft / f"{CALLS}.parquet")
     for path in (*draft.iterdir(), draft):
         _sync(path)
     draft.rename(home / name)

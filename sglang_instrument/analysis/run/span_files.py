@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.parquet import write_parquet
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
@@ -80,7 +81,7 @@ def _write(target: Path, run_id: str, step: str, rows: pl.DataFrame, columns: Se
         pl.col(pl.Categorical, pl.Enum).cast(pl.String),
         timestamp=pl.col("end_us").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"),
     )
-    texts.select(columns).write_parquet(draft)
+    write_parquet(texts.select(columns), draft)
     draft.replace(target / output)
     return (
         rows.group_by("source")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hanging_open
 import pytest
+import small_disks
 from logged import own, read_records
 
 import sglang_instrument
@@ -18,25 +19,12 @@ from sglang_instrument.recording.keep import files
 from sglang_instrument.recording.safety import notices
 
 
-def mount(folder, options):
-    folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"a file system of one's own cannot be mounted here: {done.stderr.strip()}")
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder on a file system of 64 KiB."""
-    if shutil.which("mount") is None:
-        pytest.skip("there is no mount command here")
-    folder = tmp_path / "small"
-    mount(folder, "size=64k")
-    yield folder
-    sglang_instrument.uninstall()
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with small_disks.small_disk(tmp_path / "small", "64k") as folder:
+        yield folder
+        sglang_instrument.uninstall()
 
 
 @pytest.fixture

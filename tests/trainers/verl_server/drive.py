@@ -164,7 +164,7 @@ def wait_until_written(folder, worker, event):
 
 
 def events_of(log):
-    """Return the events of the whole lines of a log; `open_now` also names open spans, which is another thing."""
+    """Return the events of the whole lines of a log; the text of `open_now` names open spans, too."""
     *lines, _ = log.read_bytes().split(b"\n")
     return [json.loads(line)["event"] for line in lines]
 

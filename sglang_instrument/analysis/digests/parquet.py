@@ -1,0 +1,25 @@
+"""Write Parquet files, with the system's own error where a disk is full."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+_LEAST_FREE_BYTES: Final = 2**16
+
+
+def write_parquet(table: pl.DataFrame, path: Path) -> None:
+    """Write a table to a file.
+
+    Raises:
+        OSError: It cannot be written. Of a full disk, polars may only say "Invalid thrift: transport error".
+    """
+    try:
+        table.write_parquet(path)
+    except pl.exceptions.PolarsError as error:
+        if shutil.disk_usage(path.parent).free < _LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise OSError(errno.EIO, str(error), str(path)) from error
