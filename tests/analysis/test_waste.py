@@ -102,7 +102,7 @@ def test_a_sample_that_later_steps_passed_over_is_over_sampled(tmp_path: Path) -
     run = AsyncRun(steps=5)
     run.rollouts[1] += sample("extra", 10, 12, response_length=40)
     total = waste_of(run, tmp_path)
-    assert (total["over_sampled"], total["waiting"]) == (40, 600)
+    assert (total["over_sampled"], total["waiting"], total["unknown"]) == (40, 600, 0)
 
 
 def test_without_the_trainers_word_the_rest_is_unknown_and_not_wasted(

@@ -146,10 +146,10 @@ def missing_of(fates: pl.DataFrame, digest: Digest, engine: dict[str, int | None
 def _known(digest: Digest) -> set[str]:
     """Return which of FATES the log can tell; of the others it is not known that there are none."""
     ends = digest.of_workers().requests.select((pl.col("finish_reason", "error").count() > 0).any())
-    known = {ABORTED} if any(ends.row(0)) else set()
+    known = {UNKNOWN, ABORTED} if any(ends.row(0)) else {UNKNOWN}
     dropped = digest.samples.filter(event=SAMPLES_DROPPED)["reason"].fill_null(OTHER).unique()
     known |= {reason if reason in REASONS else OTHER for reason in dropped}
-    return known | ({USED, WAITING, OVER_SAMPLED} if logs_consumption(digest) else {UNKNOWN})
+    return known | {USED, WAITING, OVER_SAMPLED} if logs_consumption(digest) else known
 
 
 def _is_flat(fates: pl.DataFrame) -> pl.Series:
