@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from awaited import lines_of, wait_for, wait_for_rids
 from logged import own, read_records
-from sglang_server import DEADLINE_SEC, model_of_the_demo, start_server
+from sglang_server import model_of_the_demo, start_server
 
 from sglang_instrument.analysis.answers.join import engine_request_table
 from sglang_instrument.analysis.run.opening import open_run
@@ -82,29 +83,6 @@ def environment(folder, **more):
     return {**clean, **ours, **more}
 
 
-def wait_for(condition, what):
-    deadline = time.monotonic() + DEADLINE_SEC
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-def lines_of(path):
-    return path.read_bytes().splitlines() if path.exists() else []
-
-
-def rids_in(path, event):
-    """Return the requests of which a file has this event by now; its last line may be half written."""
-    found = set()
-    for line in lines_of(path):
-        with suppress(ValueError):
-            record = json.loads(line)
-            if record["event"] == event:
-                extra = record.get("extra", {})
-                found |= set(extra.get("rids") or [extra.get("rid")])
-    return found
-
-
 def is_quiet(folder):
     """Return whether three seconds pass in which nothing is logged."""
     before = {path.name: len(lines_of(path)) for path in folder.iterdir()}
@@ -127,8 +105,7 @@ def killed(tmp_path_factory):
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             replies = list(pool.map(ask, range(len(PROMPTS))))
         for name, event in (("detokenizer_0", "engine_detokenize"), ("server_0", "engine_request")):
-            path = log / f"{name}.jsonl"
-            wait_for(lambda path=path, event=event: rids_in(path, event) >= set(RIDS), f"{path}: {event}")
+            wait_for_rids(log, f"{name}.jsonl", event, RIDS)
 
         long = {**SAMPLING, "max_new_tokens": 480}
 
@@ -139,7 +116,7 @@ def killed(tmp_path_factory):
         asking = threading.Thread(target=ask_in_vain, daemon=True)
         asking.start()
         scheduler = log / "scheduler_0_tp0.jsonl"
-        wait_for(lambda: "in-vain" in rids_in(scheduler, "scheduler_admit"), "the scheduler logged nothing")
+        wait_for_rids(log, scheduler.name, "scheduler_admit", ["in-vain"])
         opened = json.loads(lines_of(scheduler)[0])
         os.kill(opened["extra"]["pid"], signal.SIGKILL)
     finally:
@@ -219,8 +196,7 @@ def parallel(tmp_path_factory):
     try:
         body = {"input_ids": PROMPTS, "rid": RIDS, "sampling_params": SAMPLING}
         replies = server.post("/generate", body)
-        path = log / "detokenizer_0.jsonl"
-        wait_for(lambda: rids_in(path, "engine_detokenize") >= set(RIDS), "the detokenizer logged nothing")
+        wait_for_rids(log, "detokenizer_0.jsonl", "engine_detokenize", RIDS)
         wait_for(lambda: is_quiet(log), "an idle engine goes on logging")
     finally:
         server.stop()

@@ -44,7 +44,7 @@ def test_a_call_logs_the_traceparent_that_it_was_given(tmp_path):
         "OMP_NUM_THREADS": "1",
     }
     done = run_in_group(
-        [sys.executable, "calls.py"], env=clean | ours, cwd=tmp_path, stderr=PIPE, text=True, timeout=600
+        [sys.executable, "calls.py"], env=clean | ours, cwd=tmp_path, stderr=PIPE, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr[-4000:]
     records = own(read_records(tmp_path / "logs/run")["step_1/worker_0.jsonl"])

@@ -38,8 +38,11 @@ def test_the_shape_of_a_real_loop_is_told_and_both_sides_add_up(runs, name: str,
     steps = loop.steps()
     whole = loop.ledger().group_by("step", "side").agg(pl.col("sec").sum()).join(steps, on="step")
     assert whole.select(((pl.col("sec") - pl.col("wall_sec")).abs() < 1e-6).all()).item()
-    trains = [3.0] * (STEPS + 1) if name == "off" else [TRAIN_SEC] * STEPS
-    assert steps["train_sec"].to_list() == pytest.approx(trains, rel=0.25)
+    trains = 3.0 if name == "off" else TRAIN_SEC
+    assert len(steps) == (STEPS + 1 if name == "off" else STEPS)
+    assert (steps["train_sec"] >= 0.99 * trains).all()
+    # A busy machine may wake the trainer late in one step.
+    assert steps["train_sec"].median() == pytest.approx(trains, rel=0.25)
     assert (steps["weights_sec"] >= 0.1).all()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from awaited import wait_for, wait_for_rids
 from own_group import end_group, free_port
 from sglang_server import DEADLINE_SEC, start_server
 
@@ -91,6 +92,18 @@ def counts_of(port: int) -> Counter[str]:
     return found
 
 
+def counts_since(ports: list[int], before: list[Counter[str]], calls: int) -> list[Counter[str]]:
+    """Return what each server has counted since, when they have counted so many calls."""
+    counted: list[Counter[str]] = []
+
+    def all_are() -> bool:
+        counted[:] = [counts_of(port) - was for port, was in zip(ports, before, strict=True)]
+        return sum(one[COUNTED["calls"]] for one in counted) >= calls
+
+    wait_for(all_are, lambda: counted)
+    return counted
+
+
 def is_ready(port: int, version: str) -> bool:
     """Return whether a router knows both servers; the old one waits for them before it answers."""
     if version < "0.2":
@@ -162,8 +175,11 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> Routed:
                 read(port, "/flush_cache", "POST")
             before = [counts_of(port) for port in ports]
             routed.replies[step] = converse(ports, step, folder, environment)
-            time.sleep(2)  # counters are written by the schedulers and the tokenizer managers
-            routed.counted[step] = [counts_of(port) - was for port, was in zip(ports, before, strict=True)]
+            routed.counted[step] = counts_since(ports, before, len(routed.replies[step]))
+        rids = [reply["id"] for replies in routed.replies.values() for reply in replies]
+        log = folder / "logs/run/engine"
+        wait_for_rids(log, "server_*.jsonl", "engine_request", rids)  # server.stop() kills what still writes
+        wait_for_rids(log, "scheduler_*.jsonl", "scheduler_first_tokens", rids)
     finally:
         for server in servers:
             server.stop()

@@ -6,10 +6,10 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.request
 
 import pytest
+from awaited import records_of, rids_of, wait_for
 from sglang_server import start_server
 
 from sglang_instrument.cli.main import main
@@ -17,7 +17,9 @@ from sglang_instrument.cli.main import main
 pytestmark = pytest.mark.engine
 
 #: The requests that their caller leaves.
-LEFT = {'"left-0"', '"left-1"', '"left-2"'}
+LEFT = {"left-0", "left-1", "left-2"}
+#: All requests: that outside of steps, those that end, are aborted, and are left.
+REQUESTS = 1 + 8 + 3 + 3
 
 #: A rollout of one's own: requests that end, that are aborted, and that are left by their caller.
 CLIENT = """
@@ -87,17 +89,18 @@ CLIENT = """
 """
 
 
-def counted(server):
-    """Return the server's own counter of generated tokens."""
+def counted(server, name):
+    """Return the sum of one of the server's own counters."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
         text = reply.read().decode()
-    return sum(float(one) for one in re.findall(r"^sglang:generation_tokens_total\{.*\} (\S+)$", text, re.M))
+    return sum(float(one) for one in re.findall(rf"^sglang:{name}\{{.*\}} (\S+)$", text, re.M))
 
 
-def ended(folder):
-    """Return the requests left by their caller that the server has ended."""
-    lines = (folder / "engine/server_0.jsonl").read_text().splitlines()
-    return {rid for line in lines if '"engine_request"' in line for rid in re.findall(r'"left-\d"', line)}
+def told(log):
+    """Return the requests whose tokens are logged: with their answer, or when they are aborted."""
+    answers = records_of(log, "server_0.jsonl", "engine_request")
+    whole = [record for record in answers if "completion_tokens" in record["extra"]]
+    return rids_of(whole) | rids_of(records_of(log, "scheduler_0_tp0.jsonl", "scheduler_abort"))
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +116,17 @@ def run(tmp_path_factory):
     try:
         client = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CLIENT), str(server.port)]
         subprocess.run(client, env={**os.environ, **environment}, cwd=scratch, check=True, timeout=600)
-        deadline = time.monotonic() + 300
-        while ended(scratch / "logs/waste") != LEFT and time.monotonic() < deadline:
-            time.sleep(0.1)  # a server counts tokens when a request ends: what was left runs on for seconds
-        tokens = counted(server)
+        # A server notices after seconds that a caller has left, and counts tokens when the scheduler has
+        # answered the abort: later than it logs the end of the call.
+        wait_for(
+            lambda: counted(server, "num_requests_total") == REQUESTS,
+            lambda: counted(server, "num_requests_total"),
+        )
+        tokens = counted(server, "generation_tokens_total")
+        log = scratch / "logs/waste/engine"
+        wait_for(lambda: told(log) >= LEFT, lambda: told(log))
     finally:
         server.stop()
-    assert ended(scratch / "logs/waste") == LEFT
     return scratch / "logs/waste", tokens
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from awaited import wait_for_rids
 from sglang_server import model_of_the_demo, start_server
 
 from sglang_instrument.analysis import lineage, open_run, weight_updates, weights_findings
@@ -40,18 +41,20 @@ class Script:
         time.sleep(1.5)
 
 
-def ask_while_it_is_aborted(script):
+def ask_while_it_is_aborted(script, log):
     """Have four long calls in flight when an update aborts everything; nobody asks again."""
+    rids = [f"aborted {number}" for number in range(4)]
     threads = [
-        threading.Thread(target=script.ask, args=(f"aborted {number}", OTHER[number:], 440))
-        for number in range(4)
+        threading.Thread(target=script.ask, args=(rid, OTHER[number:], 440))
+        for number, rid in enumerate(rids)
     ]
     time.sleep(2.5)
     for thread in threads:
         thread.start()
-    script.update("4", settle_sec=0.2, abort_all_requests=True)
+    wait_for_rids(log, "scheduler_0_tp0.jsonl", "scheduler_receive", rids)
+    script.update("4", settle_sec=0, abort_all_requests=True)
     for thread in threads:
-        thread.join(120)
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +84,11 @@ def served(tmp_path_factory):
         script.update("3", flush_cache=True)
         script.server.post("/continue_generation", {})
         script.ask("after the pause", SHARED)
-        ask_while_it_is_aborted(script)
+        log = folder / "logs/run/engine"
+        ask_while_it_is_aborted(script, log)
         script.ask("last", SHARED)
-        time.sleep(1)
+        wait_for_rids(log, "server_0.jsonl", "engine_request", script.ended)  # stop() kills what still writes
+        wait_for_rids(log, "scheduler_0_tp0.jsonl", "scheduler_first_tokens", ["last"])
     finally:
         server.stop()
     return script, folder / "logs/run"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from own_group import end_group, free_port
 
 mlflow = pytest.importorskip(
     "mlflow", reason="MLflow is not installed here; tests/environments/mlflow.sh does it"
@@ -22,16 +22,14 @@ from sglang_instrument.cli.main import main  # noqa: E402 - only where MLflow is
 from sglang_instrument.testing import synthetic_run  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and its dependencies
-STARTED_SEC = 180
+STARTED_SEC = 900  # on a busy machine
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server on a free port of this machine; yields its address."""
     folder = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
@@ -49,13 +47,12 @@ def server(tmp_path_factory):
             time.sleep(0.5)
         yield address
     finally:
-        os.killpg(process.pid, 15)
-        process.wait(30)
+        end_group(process)
 
 
 def healthy(address):
     try:
-        return urllib.request.urlopen(f"{address}/health", timeout=2).status == 200
+        return urllib.request.urlopen(f"{address}/health", timeout=60).status == 200
     except OSError:
         return False
 
@@ -64,7 +61,7 @@ def post(address, line, experiment):
     headers = {"Content-Type": "application/json", "x-mlflow-experiment-id": experiment}
     request = urllib.request.Request(f"{address}/v1/traces", data=line, headers=headers)
     try:
-        return urllib.request.urlopen(request, timeout=60).status
+        return urllib.request.urlopen(request, timeout=600).status
     except urllib.error.HTTPError as error:
         raise AssertionError(error.read().decode()) from error
 

@@ -120,6 +120,6 @@ def test_a_wrong_address_is_an_error_at_once(tmp_path):
         "-o",
         str(tmp_path / "here"),
     ]
-    done = subprocess.run([*command, "--ray", "127.0.0.1:1"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--ray", "127.0.0.1:1"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert "nothing answers at '127.0.0.1:1'" in done.stderr

@@ -54,7 +54,7 @@ def test_actors_that_are_left_alive_when_their_driver_ends_lose_no_step(start_sc
 
 
 DEATH = """
-    import os, pathlib, signal, time, ray
+    import json, os, pathlib, signal, time, ray
     import sglang_instrument as si
 
     si.install()
@@ -93,8 +93,10 @@ DEATH = """
                     time.sleep(3600 if hangs and turn else 0.01)
 
     def done(rank):
+        # Whole lines, by their event: after two seconds `open_now` names the request that hangs.
         path = folder / f"step_3/worker_{rank}.jsonl"
-        return path.read_text().count("async_rollout_request_complete") if path.exists() else 0
+        *lines, _ = path.read_bytes().split(b"\\n") if path.exists() else [b""]
+        return [json.loads(line)["event"] for line in lines].count("async_rollout_request_complete")
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     barrier = ray.remote(num_cpus=0)(Barrier).remote()

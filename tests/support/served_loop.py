@@ -145,7 +145,7 @@ def train(ports, steps, shape, train_sec, requests):
                 with span("weights_update", how="made up"):
                     time.sleep(SEND_SEC)
     worker.stdin.close()
-    worker.wait(60)
+    worker.wait(600)
     sglang_instrument.flush()
 
 

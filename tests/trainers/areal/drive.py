@@ -72,7 +72,14 @@ class Rollouts:
             engine.set_version(version)
             got = engine.prepare_batch(loader, workflow=single, group_size=2)
             out[f"step_{version}"] = len(got)
+        self._take_what_is_left()
         return out
+
+    def _take_what_is_left(self):
+        """Take what AReaL submits besides for each second that a batch is late: no later rollout gets it."""
+        left = len(self.engine.workflow_executor.dispatcher._active_task_ids)
+        if left:
+            self.engine.wait(left, timeout=300)
 
     def interrupted(self):
         """Change the version of the weights during a reply; return the versions of the reply's tokens."""

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import sglang_instrument
 
+LIMIT_SEC = 300
 HUB = "miles.rollout.generate_hub"
 PLAIN = {
     "legacy": False,
@@ -51,6 +52,15 @@ WAYS = {
 }
 
 
+def let_it_run_ahead(prompts):
+    """Wait until the loop in the background has made a group that it began after now."""
+    begun, ends = prompts.groups, time.monotonic() + LIMIT_SEC
+    while prompts.groups < begun + 2:  # it makes one group after the other
+        if time.monotonic() > ends:
+            raise TimeoutError(f"{prompts.groups} groups, {begun} before")
+        time.sleep(0.001)
+
+
 async def rollouts(way):
     """Return the results of two steps and an evaluation."""
     from miles.ray.rollout.rollout_manager import RolloutManager
@@ -60,7 +70,8 @@ async def rollouts(way):
     for rollout_id in (5, 6):
         manager.set_weight_version(rollout_id - 4)
         out.append(await manager.generate(rollout_id))
-        time.sleep(0.05 if way == "async" else 0)
+        if way == "async":
+            let_it_run_ahead(manager.data_source)
     return [*out, await manager.eval(6)] if way != "async" else None
 
 

@@ -3,14 +3,13 @@
 import datetime
 import json
 import os
-import socket
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pytest
-from own_group import end_group
+from own_group import end_group, free_port
 
 from sglang_instrument import schema
 
@@ -76,16 +75,10 @@ def environment(version, **more):
     }
 
 
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return str(listening.getsockname()[1])
-
-
 def drive(version, folder, ranks=1, tensor_parallel=1):
     """Run `drive.py` on a number of ranks, and return its outcome."""
     python = interpreter(version)
-    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     if tensor_parallel > 1:
         group["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(tensor_parallel)))
     command = [python, HERE / "drive.py", ENVIRONMENTS / "verl-model", folder, str(tensor_parallel)]

@@ -14,6 +14,7 @@ from sglang_instrument.analysis.run.opening import open_run
 TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps that drive.py runs
 ROUNDING_US = 2
 CLOCK_SEC = 1e-3  # the clocks of a virtual machine's cores may differ
+PROCESSES_US = 1e4  # each process has read the wall clock by itself, once
 
 
 def of_step(outcome, step, kind="step", worker=0):
@@ -292,7 +293,7 @@ def test_ranks_that_share_the_data_write_a_file_each(data_parallel):
         assert {request["workid"] for request in requests} == {worker}
     waits = [named(of_step(data_parallel, 1, worker=worker), "barrier_wait_duration")[0] for worker in (0, 1)]
     # No rank leaves the barrier before the other has come.
-    assert max(wait["start_us"] for wait in waits) <= min(map(end_us, waits)) + ROUNDING_US
+    assert max(wait["start_us"] for wait in waits) <= min(map(end_us, waits)) + PROCESSES_US
 
 
 def test_of_ranks_that_share_an_engine_the_first_writes(tensor_parallel):
@@ -308,6 +309,6 @@ def test_the_wait_of_the_other_ranks_is_written_when_it_is_asked_for(tensor_para
     first, second = (logs[f"step_1/worker_{worker}.jsonl"] for worker in (0, 1))
     [wait] = named(second, "barrier_wait_duration")
     [generated] = named(first, "async_generate_duration")
-    assert end_us(wait) >= end_us(generated)  # however late the second one came
+    assert end_us(wait) >= end_us(generated) - PROCESSES_US  # however late the second one came
     assert named(second, "async_rollout_request_complete") == []
     assert {record["workid"] for record in second} == {1}

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from conftest import ENVIRONMENTS, ROOT, free_port
+from conftest import ENVIRONMENTS, ROOT
+from own_group import free_port
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.answers.join import joined_calls
@@ -21,7 +22,8 @@ built.generate_sequences(rollout.batch(built, step=1))
 sglang_instrument.uninstall()
 
 def rids(path, event, key):
-    lines = pathlib.Path({folder!r}, "run", path).read_text().splitlines()
+    path = pathlib.Path({folder!r}, "run", path)
+    *lines, _half = path.read_bytes().split(b"\\n") if path.exists() else [b""]
     return [one["extra"][key] for one in map(json.loads, lines) if one["event"] == event]
 
 # shutdown() kills the scheduler, which may lose its last records.
@@ -44,7 +46,7 @@ def folder(skip_tokenizer_init, run_in, tmp_path):
     # Run the start-up hook here, because this package is not installed but only on the path.
     (tmp_path / "sitecustomize.py").write_text((ROOT / "sglang_instrument.pth").read_text())
     model, logs = str(ENVIRONMENTS / "verl-model"), str(tmp_path / "logs")
-    script = ROLL_OUT.format(port=free_port(), folder=logs, model=model, skip=skip_tokenizer_init)
+    script = ROLL_OUT.format(port=str(free_port()), folder=logs, model=model, skip=skip_tokenizer_init)
     run_in("0.6.0", script, tmp_path)
     return tmp_path / "logs/run"
 

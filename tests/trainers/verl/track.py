@@ -34,7 +34,9 @@ def roll_out(step):
 
 def wait_for(step):
     ends = time.monotonic() + LIMIT_SEC
-    while not sglang_instrument.scalars(step) and time.monotonic() < ends:
+    while not sglang_instrument.scalars(step):
+        if time.monotonic() > ends:
+            raise TimeoutError(f"no numbers of step {step}")
         time.sleep(0.1)
 
 

@@ -164,9 +164,19 @@ def wait_until_written(folder, worker, event):
 
 
 def events_of(log):
-    """Return the events of the whole lines of a log; the text of `open_now` names open spans, too."""
+    """Return the events of the whole lines of a log; in a line of `open_now`, others are named too."""
     *lines, _ = log.read_bytes().split(b"\n")
     return [json.loads(line)["event"] for line in lines]
+
+
+def once_more_if_late(start):
+    """Start Ray; on a loaded machine, its own server may not answer within its minute: then once more."""
+    try:
+        start()
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        start()
 
 
 def main(model, folder, mode):
@@ -186,12 +196,7 @@ def main(model, folder, mode):
         "_temp_dir": os.environ["RAY_TMPDIR"],
         "runtime_env": {"env_vars": {name: os.environ[name] for name in handed if name in os.environ}},
     }
-    try:
-        ray.init(**started)
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        ray.init(**started)  # seen on a loaded machine: Ray's own server did not answer within its minute
+    once_more_if_late(lambda: ray.init(**started))
     config = configuration(model)
     servers, loops = start_servers(config)
     from transformers import AutoTokenizer

@@ -104,7 +104,8 @@ def main(model, folder, mode):
     config = configuration(model, folder, mode)
     if mode not in RECIPES:
         validate_config(config, need_reference_policy(config), need_critic(config))
-    run_ppo(config, task_runner_class=task_runner(mode))
+    runner = task_runner(mode)
+    drive.once_more_if_late(lambda: run_ppo(config, task_runner_class=runner))
 
 
 if __name__ == "__main__":
