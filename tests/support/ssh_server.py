@@ -3,11 +3,12 @@
 import getpass
 import os
 import shutil
-import socket
 import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+from own_group import free_port
 
 ENVIRONMENT = Path(__file__).parents[2] / ".envs/sshd"
 PLACES = [str(ENVIRONMENT / below) for below in ("usr/sbin", "usr/bin", "usr/lib/openssh")]
@@ -35,8 +36,7 @@ def ssh_server(folder):
         ]
         subprocess.run(command, env=environment, check=True)
     shutil.copy(folder / "user.pub", folder / "authorized")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     options = {
         "HostKey": folder / "host",
         "AuthorizedKeysFile": folder / "authorized",
@@ -59,7 +59,7 @@ def ssh_server(folder):
         "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     )
     try:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120  # a busy machine
         while time.monotonic() < until and server.poll() is None:
             if subprocess.run([*client.split(), HOSTS[0], "true"], env=environment).returncode == 0:
                 break
