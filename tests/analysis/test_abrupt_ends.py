@@ -13,7 +13,7 @@ RECORDED = """
     si.install()
     with si.step(1), si.span("total_step_duration"):
         si.event("did")
-    assert si.flush()
+    assert si.flush(60)
     for number in range(1000):
         with si.step(2), si.span("lost"):
             pass
@@ -58,7 +58,7 @@ def test_a_process_that_ended_abruptly_is_named(run_script, printed, end):
 
 
 HELPS = {
-    "flush": ("si.install()", "si.flush(); os._exit(0)"),
+    "flush": ("si.install()", "si.flush(60); os._exit(0)"),
     "durability": ("si.install(durability='line')", "os._exit(0)"),
     "handler": (
         "si.install(); signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))",
@@ -69,7 +69,7 @@ HELPS = {
 
 @pytest.mark.parametrize(("install", "end"), HELPS.values(), ids=HELPS)
 def test_the_ways_to_keep_every_record_in_the_docs_on_cost_work(run_script, install, end):
-    source = RECORDED.replace("si.install()", install).replace("assert si.flush()", "pass")
+    source = RECORDED.replace("si.install()", install).replace("assert si.flush(60)", "pass")
     folder = run_script(f"{source}\n    {end}").folder
     assert open_run(folder).health.records == 2 + 1000
 
@@ -106,7 +106,7 @@ def test_a_running_process_after_uninstall_has_lost_nothing(start_script, printe
 
 
 def test_a_process_that_recorded_again_and_was_killed_is_named(run_script):
-    again = "si.uninstall(); si.install(); si.step(3).__enter__(); si.event('did'); si.flush(); os._exit(0)"
+    again = "si.uninstall(); si.install(); si.step(3).__enter__(); si.event('did'); si.flush(60); os._exit(0)"
     folder = run_script(f"{RECORDED}\n    {again}").folder
     assert open_run(folder).health.ended_abruptly == ["worker_0"]
 
@@ -120,7 +120,7 @@ def test_a_kill_after_the_last_step_was_closed_is_no_fault(run_script, printed):
     for number in (1, 2):
         with si.step(number), si.span("total_step_duration"):
             si.event("did")
-    assert si.flush()
+    assert si.flush(60)
     os._exit(0)  # as Ray ends its actors
     """
     folder = run_script(whole).folder

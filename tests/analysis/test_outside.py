@@ -94,10 +94,10 @@ def test_a_step_0_that_was_killed_is_a_step_whatever_was_recorded_before_it(run_
         import sglang_instrument as si
         si.install()
         si.event("outside")
-        si.flush()
+        si.flush(60)
         with si.step(0), si.span("total_step_duration"):
             si.event("did")
-            si.flush()
+            si.flush(60)
             os._exit(0)
         """
     ).folder

@@ -328,7 +328,7 @@ def _can_write(folder: Path) -> bool:
 def test_only_one_prune_works_at_a_time(run: Path, asked: Printed) -> None:
     program = (
         "import fcntl, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX);"
-        "print('held', flush=True); time.sleep(60)"
+        "print('held', flush=True); time.sleep(600)"
     )
     (run / ".pruned").mkdir()
     held = [sys.executable, "-c", program, str(run / ".pruned/.lock")]

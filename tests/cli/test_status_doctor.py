@@ -56,7 +56,7 @@ def record(*events):
         for event in events:
             with span(event):
                 pass
-    assert flush()
+    assert flush(60)
 
 
 def test_status_shows_a_row_a_process_with_what_it_recorded(install, printed):
@@ -127,7 +127,7 @@ def test_status_says_that_a_killed_process_may_have_recorded_more(start_script, 
         sglang_instrument.install()
         with sglang_instrument.step(1), sglang_instrument.span("parse"):
             pass
-        sglang_instrument.flush()
+        sglang_instrument.flush(60)
         with sglang_instrument.step(1):
             for _ in range(1000):
                 with sglang_instrument.span("parse"):
@@ -195,9 +195,9 @@ def test_a_killed_process_has_described_the_patches_since_its_first_record(run_s
         with sglang_instrument.step(1):
             with sglang_instrument.span("parse"):
                 pass
-            sglang_instrument.flush()
+            sglang_instrument.flush(60)
             import textwrap
-        sglang_instrument.flush()
+        sglang_instrument.flush(60)
         os.kill(os.getpid(), signal.SIGKILL)
         """,
         code=-9,

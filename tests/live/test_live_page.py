@@ -2,7 +2,7 @@
 
 import pytest
 from axe import axe_source, violations
-from browser import browser
+from browser import PATIENCE_SEC, browser
 from live_served import hanging, read_on, served
 from live_writer import LiveRun
 
@@ -60,7 +60,7 @@ def test_it_refreshes_itself_and_can_be_paused(opened, run):
         opened.do("document.getElementById('pause').click()")
         run.open(9, 0).request("b", at=70, duration_sec=1)
         read_on(follower)
-        opened.driver.set_script_timeout(10)
+        opened.driver.set_script_timeout(PATIENCE_SEC)
         opened.driver.execute_async_script("setTimeout(arguments[0], 5000)")
         assert "step 8" in opened.js(HEADLINE)
         opened.do("document.getElementById('pause').click()")

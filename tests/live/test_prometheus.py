@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -14,6 +13,7 @@ import pytest
 from documented import blocks
 from live_served import get, hanging, read_on, served
 from live_writer import LiveRun
+from own_group import free_port
 
 from sglang_instrument.live.serving.counters import LABELS
 from sglang_instrument.live.serving.dashboard import dashboard
@@ -37,12 +37,6 @@ def program(name):
     if found is None:
         pytest.skip(f"no {name} here: tests/environments/prometheus.sh, or apt-get install prometheus")
     return found
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Prometheus:
@@ -123,8 +117,8 @@ def test_prometheus_reads_every_metric_and_counters_are_not_reset(tmp_path, prom
     logs = synthetic_run(
         tmp_path / "exp", steps=4, workers=2, requests=6, causes=[SlowEngine(4, 1, factor=9)]
     )
-    with served(logs, with_done=True) as (server, follower):
-        port = server.port
+    port = free_port()  # which nobody gets by chance until it is served again
+    with served(logs, port=port, with_done=True):
         shown = prometheus(port)
         shown.until('up{job="rollout"} == 1')
         shown.until("sglang_instrument_last_step_seconds")
@@ -134,7 +128,7 @@ def test_prometheus_reads_every_metric_and_counters_are_not_reset(tmp_path, prom
                 assert shown.until(query), title
         before = shown.until("sum(sglang_instrument_records_total) > 0")[0]["value"][1]
         shown.until("count_over_time(sglang_instrument_step[10m]) >= 2")
-    with served(logs, port=port) as (server, follower):
+    with served(logs, port=port) as (_, follower):
         run = LiveRun(logs, run_id=follower.snapshot().run_id, begin_us=follower.snapshot().at_us)
         run.open(5, 0).request("late", at=1, duration_sec=1, tokens=100)
         read_on(follower)
@@ -150,7 +144,7 @@ def test_prometheus_sees_what_hangs(tmp_path, prometheus):
     with served(run.folder) as (server, _):
         shown = prometheus(server.port)
         shown.until('sglang_instrument_problems{kind="hang"} > 0')
-        (one,) = shown.ask('sglang_instrument_worker_state{state="hangs"} == 1')
+        (one,) = shown.until('sglang_instrument_worker_state{state="hangs"} == 1')
         assert (one["metric"]["role"], one["metric"]["worker"]) == ("worker", "3")
 
 

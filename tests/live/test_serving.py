@@ -22,6 +22,7 @@ from sglang_instrument.live.serving.server import address_of
 from sglang_instrument.live.state import as_json
 
 ROOT = Path(__file__).parents[2]
+BUSY_SEC = 120  # for so long may a busy machine keep us waiting
 COMMAND = "import sys; from sglang_instrument.cli.main import main; sys.exit(main())"
 
 
@@ -44,7 +45,7 @@ def test_metrics_tell_the_step_its_workers_and_what_hangs(run):
         assert value(found, "workers_waiting", worker="3") == 1
         assert value(found, "problems", kind="hang") >= 1
         assert value(found, "problems", kind="death") == 0
-        assert 49 <= value(found, "oldest_request_seconds", worker="3") < 60
+        assert 49 <= value(found, "oldest_request_seconds", worker="3") < 49 + BUSY_SEC
         assert value(found, "tokens_total", worker="0") == 500
         assert value(found, "requests_total", worker="0") == 1
         assert value(found, "event_seconds_total", event="tool_execution") == pytest.approx(4)
@@ -124,10 +125,12 @@ def test_clients_that_say_nothing_are_cut_off_and_stop_nobody(run, monkeypatch):
     with served(run.folder) as (server, follower):
         slow = [socket.create_connection((server.host, server.port)) for _ in range(60)]
         slow[0].sendall(b"GET / HTTP/1.1\r\nX: ")
+        slow[-1].settimeout(BUSY_SEC)
+        assert slow[-1].recv(1) == b""  # one too many is turned away: all have come
         run.open(1, 0).request("b", at=2, duration_sec=1, tokens=11)
         read_on(follower)
         assert follower.snapshot().step.tokens == 111
-        until = time.monotonic() + 20
+        until = time.monotonic() + BUSY_SEC
         while server._clients and time.monotonic() < until:
             for one in slow[:1]:
                 try:
@@ -136,6 +139,7 @@ def test_clients_that_say_nothing_are_cut_off_and_stop_nobody(run, monkeypatch):
                     pass
             time.sleep(0.05)
         assert not server._clients
+        monkeypatch.setattr(serving, "_CLIENT_SEC", BUSY_SEC)  # for the client that follows
         assert value(samples(server), "tokens_total") == 111
         for one in slow:
             one.close()
@@ -191,8 +195,8 @@ def test_the_command_says_where_it_listens_and_who_can_read_it(run, host, said):
     try:
         address = re.search(r"http://([\d.]+):(\d+)/", process.stdout.readline())
         assert said in process.stdout.readline()
-        connection = http.client.HTTPConnection("127.0.0.1", int(address[2]), timeout=20)
-        until = time.monotonic() + 20
+        connection = http.client.HTTPConnection("127.0.0.1", int(address[2]), timeout=BUSY_SEC)
+        until = time.monotonic() + BUSY_SEC
         body = ""
         while "waits for 3" not in body and time.monotonic() < until:
             connection.request("GET", "/")
@@ -201,7 +205,7 @@ def test_the_command_says_where_it_listens_and_who_can_read_it(run, host, said):
         assert "waits for 3" in body
     finally:
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=BUSY_SEC)
     assert (process.returncode, errors) == (3, "")
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import time
 
 import pytest
 from live_writer import LiveRun
@@ -11,6 +13,8 @@ from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.terminal.app import Terminal
 from sglang_instrument.live.terminal.rows import LiveTable
 from sglang_instrument.testing import synthetic_run
+
+ENDS_SEC = 120  # on a busy machine
 
 
 @pytest.fixture
@@ -58,10 +62,19 @@ def shown(app):
     return "\n".join("".join(segment.text for segment in strip) for strip in lines)
 
 
+async def until(app, pilot, condition):
+    """Wait until a condition holds for the text of the top screen; return the text."""
+    ends = time.monotonic() + ENDS_SEC
+    while not condition(text := shown(app)):
+        assert time.monotonic() < ends, text
+        await pilot.pause(0.05)
+    return text
+
+
 def test_the_main_screen_shows_step_workers_requests_and_problems(run):
     async def look(app, pilot):
         text = shown(app)
-        assert "step 7, 51 s old: 1 requests done, 3 open" in text or "step 7, 50 s old" in text
+        assert re.search(r"step 7, (5\d s|1 min \d+ s) old: 1 requests done, 3 open", text)
         assert "engine 2, tool 1, barrier 1" in text
         assert "hang: worker 1: tool_execution of request r17, turn 2 does not end, at tool.py:3 run" in text
         assert "waits for 1" in text
@@ -83,11 +96,9 @@ def test_it_draws_on_terminals_of_all_sizes(run, size):
 def test_a_worker_opens_and_closes(run):
     async def look(app, pilot):
         await pilot.press("enter")
-        await pilot.pause()
-        text = shown(app)
+        text = await until(app, pilot, lambda text: "its oldest requests" in text)
         assert "worker 1" in text  # the one that hangs comes first
         assert "tool_execution" in text
-        assert "its oldest requests" in text
         await pilot.press("escape")
         assert len(app.screen_stack) == 1
 
@@ -97,11 +108,7 @@ def test_a_worker_opens_and_closes(run):
 def test_a_request_opens_with_its_records_so_far(run):
     async def look(app, pilot):
         await pilot.press("tab", "enter")
-        for _ in range(50):
-            await pilot.pause(0.05)
-            if "now:" in shown(app):
-                break
-        text = shown(app)
+        text = await until(app, pilot, lambda text: "now:" in text)
         assert "request r17 of worker 1" in text
         assert "turn_engine_call" in text
         assert "now: tool_execution is open" in text
@@ -114,11 +121,7 @@ def test_the_verdict_so_far_is_that_of_summary(tmp_path):
 
     async def look(app, pilot):
         await pilot.press("v")
-        for _ in range(400):
-            await pilot.pause(0.05)
-            if "reading the whole run" not in shown(app):
-                break
-        assert "nothing out of the ordinary" in shown(app)
+        await until(app, pilot, lambda text: "nothing out of the ordinary" in text)
 
     drive(logs, look)
 
@@ -126,8 +129,7 @@ def test_the_verdict_so_far_is_that_of_summary(tmp_path):
 def test_help_is_one_key_away(run):
     async def look(app, pilot):
         await pilot.press("question_mark")
-        await pilot.pause()
-        assert "writes no more with requests open" in shown(app)
+        await until(app, pilot, lambda text: "writes no more with requests open" in text)
         await pilot.press("q")
         assert len(app.screen_stack) == 1
 

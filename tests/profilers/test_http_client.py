@@ -15,9 +15,9 @@ from sglang_instrument.profilers.http_client import ask
 from sglang_instrument.profilers.workers import workers_at
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-_TIMEOUT_SEC = 1.0
+_TIMEOUT_SEC = 4  # a busy machine may take a second or two to connect
 #: Enough for a busy machine; without a deadline, the servers here would take 60 s.
-_AT_MOST_SEC = 20.0
+_AT_MOST_SEC = 40.0
 
 
 @contextmanager
@@ -80,15 +80,15 @@ def test_a_server_that_sends_byte_by_byte_is_given_up_in_time(part):
         assert time.monotonic() - begun < _AT_MOST_SEC
     assert not reply.ok
     assert reply.sent
-    assert reply.error == "no answer within 1 s" or "header" in reply.error, reply
+    assert reply.error == f"no answer within {_TIMEOUT_SEC} s" or "header" in reply.error, reply
 
 
 def test_status_of_a_server_that_sends_byte_by_byte_ends_at_its_timeout(capsys):
     with server(lambda connection: drip(connection, HEAD, b"X: 1\r\n")) as url:
         begun = time.monotonic()
-        assert main(["profile", "status", "--worker-url", url, "--timeout", "1"]) == 1
+        assert main(["profile", "status", "--worker-url", url, "--timeout", str(_TIMEOUT_SEC)]) == 1
         assert time.monotonic() - begun < _AT_MOST_SEC
-    assert "no answer within 1 s" in capsys.readouterr().out
+    assert f"no answer within {_TIMEOUT_SEC} s" in capsys.readouterr().out
 
 
 def test_a_server_that_takes_no_request_is_given_up_in_time():
@@ -99,7 +99,7 @@ def test_a_server_that_takes_no_request_is_given_up_in_time():
         begun = time.monotonic()
         reply = ask("POST", url, body="x" * 50_000_000, timeout_sec=_TIMEOUT_SEC)
         assert time.monotonic() - begun < _AT_MOST_SEC
-    assert reply.error == "no answer within 1 s"
+    assert reply.error == f"no answer within {_TIMEOUT_SEC} s"
 
 
 def test_a_name_that_nobody_resolves_in_time_is_given_up(monkeypatch):

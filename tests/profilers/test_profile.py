@@ -155,7 +155,7 @@ def test_hanging_and_dead_servers_are_named_and_the_others_record(capsys, tmp_pa
 
 def test_a_server_that_may_have_received_the_request_is_not_asked_twice(capsys, tmp_path):
     with served(StandIn(hangs_on=("/start_profile",))) as (one,):
-        arguments = ("--output-dir", tmp_path, "--timeout", 3, "--retries", 3)
+        arguments = ("--output-dir", tmp_path, "--timeout", 10, "--retries", 3)
         profile(capsys, "start", "--worker-url", one.url, *arguments, code=1)
     assert one.paths().count("/start_profile") == 1
 

@@ -139,7 +139,7 @@ ENGINE = """
         sampling = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
         engine.generate(prompt=["one and two", "three"], sampling_params=sampling)
         engine.stop_profile()
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while not list(out.glob("*.json.gz")) and time.monotonic() < until:
             time.sleep(0.1)
         engine.shutdown()
@@ -163,7 +163,7 @@ def engines_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     found = list(out.glob("*.json.gz"))
     assert found, done.stderr[-3000:]

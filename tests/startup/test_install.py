@@ -234,7 +234,7 @@ def test_a_user_whose_logging_is_broken_notices_nothing(install, log_dir, monkey
         install()
         with step(1):
             event("did")
-        assert sglang_instrument.flush()
+        assert sglang_instrument.flush(60)
         assert sglang_instrument.status()["records"]["dropped"] == 1
     finally:
         logger.removeHandler(handler)
@@ -248,7 +248,7 @@ def test_status_describes_the_process(install):
         assert (status["installed"], status["folder"], status["open_spans"]) == (True, str(folder), 1)
         assert status["settings"]["SGLANG_INSTRUMENT_HANG_AFTER_SEC"] == "5.0"
         assert status["pid"] == os.getpid()
-    assert sglang_instrument.flush()
+    assert sglang_instrument.flush(60)
     assert sglang_instrument.status()["records"]["recorded"] == 1
 
 

@@ -49,7 +49,7 @@ def get(
     server: LiveServer, path: str, headers: dict[str, str] | None = None, method: str = "GET"
 ) -> tuple[int, dict[str, str], str]:
     """Return status, headers and text of an answer."""
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
     connection.request(method, path, headers=headers or {})
     answer = connection.getresponse()
     body = answer.read().decode()

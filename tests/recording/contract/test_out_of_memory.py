@@ -140,7 +140,7 @@ RAISED = [bytearray(100) for _ in ACTS]
 sglang_instrument.install()
 for act in ACTS:
     act()
-sglang_instrument.flush()
+sglang_instrument.flush(60)
 before = sglang_instrument.status()["records"]
 
 def work():

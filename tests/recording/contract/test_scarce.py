@@ -105,7 +105,7 @@ def whole(*steps):
 
 
 @pytest.mark.parametrize("why", NO_THREADS)
-@pytest.mark.parametrize("end", ["pass", "assert si.flush()", "si.uninstall()"])
+@pytest.mark.parametrize("end", ["pass", "assert si.flush(60)", "si.uninstall()"])
 def test_records_wait_for_a_thread_until_somebody_asks_for_them_or_the_process_ends(
     record_without_threads, why, end
 ):

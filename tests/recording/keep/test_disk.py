@@ -189,7 +189,7 @@ def test_a_replaced_recorder_is_released(log_dir):
         install(log_dir=str(log_dir), experiment="run", trainers="none")
         with step(1), span("parse"):
             pass
-        assert flush()
+        assert flush(60)
         gc.collect()
         seen.append(sum(type(one) is Files for one in gc.get_objects()))
         uninstall()

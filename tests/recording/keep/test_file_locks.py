@@ -17,7 +17,7 @@ WRITES_UNTIL_TOLD = """
     si.install()
     with si.step(1):
         si.event("did")
-        si.flush()
+        si.flush(60)
         print("wrote", flush=True)
         input()
 """

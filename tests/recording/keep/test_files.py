@@ -87,7 +87,7 @@ def test_a_log_folder_that_is_a_file_costs_the_records_and_one_notice(install, l
     log_dir.write_text("I am a file")
     install()
     rollout(range(5))
-    assert sglang_instrument.flush()
+    assert sglang_instrument.flush(60)
     assert sglang_instrument.status()["records"]["dropped"] == 20
     assert len(noticed()) == 1
     assert "they are dropped and counted, training goes on" in noticed()[0]
@@ -98,7 +98,7 @@ def test_a_read_only_disk_costs_the_records_and_one_notice(small_disk, install):
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     install(log_dir=str(small_disk))
     rollout(range(5))
-    assert sglang_instrument.flush()
+    assert sglang_instrument.flush(60)
     assert sglang_instrument.status()["records"]["dropped"] == 20
     assert len(noticed()) == 1
     assert "Read-only file system" in noticed()[0]
@@ -108,7 +108,7 @@ def test_a_disk_that_becomes_writable_again_gets_what_comes_from_then_on(small_d
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     folder = install(log_dir=str(small_disk))
     rollout([1])
-    assert sglang_instrument.flush()
+    assert sglang_instrument.flush(60)
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
     rollout([1])
     sglang_instrument.uninstall()
@@ -123,7 +123,7 @@ def test_a_full_disk_keeps_what_fits_and_loses_no_file_descriptor(small_disk, in
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         rollout([1], events=49)
-        assert sglang_instrument.flush()
+        assert sglang_instrument.flush(60)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
     counts = sglang_instrument.status()["records"]
     assert counts["recorded"] == 20 * 50
@@ -138,7 +138,7 @@ def test_a_full_disk_keeps_what_fits_and_loses_no_file_descriptor(small_disk, in
 def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_own(small_disk, install):
     folder = install(log_dir=str(small_disk))
     rollout([1], events=50)
-    assert sglang_instrument.flush()
+    assert sglang_instrument.flush(60)
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
@@ -147,7 +147,7 @@ def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_ow
         except OSError:
             pass
     rollout([1], events=500)  # more than fits into the file's last page
-    assert sglang_instrument.flush()
+    assert sglang_instrument.flush(60)
     dropped = sglang_instrument.status()["records"]["dropped"]
     assert 0 < dropped <= 501
     filler.unlink()
@@ -170,7 +170,7 @@ def test_a_file_deleted_while_it_is_written_is_made_again(install, deleted):
     folder = install()
     with step(1):
         event("before")
-        assert sglang_instrument.flush()
+        assert sglang_instrument.flush(60)
         target = folder / deleted
         target.unlink() if target.is_file() else shutil.rmtree(target)
         event("after")
@@ -251,7 +251,7 @@ def test_files_of_overlapping_steps_are_never_more_than_16_and_late_records_reop
     for block in blocks:
         with block:
             event("early")
-    assert sglang_instrument.flush()
+    assert sglang_instrument.flush(60)
     assert len(_open_logs(folder)) <= 16
     for number in range(40):
         with step(number):
@@ -266,7 +266,7 @@ def test_the_file_of_an_ended_step_is_closed_when_two_newer_ones_were_seen(insta
     folder = install()
     for number in range(1, 8):
         rollout([number])
-        assert sglang_instrument.flush()
+        assert sglang_instrument.flush(60)
         assert len(_open_logs(folder)) <= 3
     assert folder / "step_7" / "worker_0.jsonl" in _open_logs(folder)
 
@@ -277,7 +277,7 @@ def test_a_step_in_which_something_still_runs_stays_open_and_is_closed_once(inst
         with step(2), step(1):
             event("inner")
         rollout([3, 4, 5])
-        assert sglang_instrument.flush()
+        assert sglang_instrument.flush(60)
         assert [record["event"] for record in read_records(folder)["step_1/worker_0.jsonl"]][1:] == ["inner"]
         event("outer")
     sglang_instrument.uninstall()
@@ -290,7 +290,7 @@ def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_on
     for request in range(40):  # one after another, as requests of one step of an asynchronous trainer
         with step(1), bind(request_id=f"r{request}"), span("async_rollout_request_complete"):
             event("did")
-        assert sglang_instrument.flush()
+        assert sglang_instrument.flush(60)
     sglang_instrument.uninstall()
     records = read_records(folder)["step_1/worker_0.jsonl"]
     counts = [record["extra"] for record in records if record["event"] == "step_closed"]
@@ -310,7 +310,7 @@ def test_a_process_without_steps_says_anew_how_much_it_recorded(install, monkeyp
     folder = install(role="server")
     for _ in range(3):
         event("engine_request")
-        assert sglang_instrument.flush()
+        assert sglang_instrument.flush(60)
     ends = time.monotonic() + 120
     while _recorded(folder / "processes/server_0.json") != 3:
         assert time.monotonic() < ends, "its file says nothing of what came after the first record"
@@ -358,7 +358,7 @@ def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_p
     folder = install()
     with step(1), span("first"):
         pass
-    assert flush()
+    assert flush(60)
     path = folder / "step_1/worker_0.jsonl"
     descriptors = Path("/proc/self/fd")
     [ours] = [int(one.name) for one in descriptors.iterdir() if one.exists() and one.samefile(path)]
@@ -370,7 +370,7 @@ def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_p
     try:
         with step(1), span("second"):
             pass
-        assert flush()
+        assert flush(60)
         os.write(ours, b"whole")
     finally:
         os.close(ours)

@@ -91,7 +91,7 @@ def test_a_signal_handler_that_records_while_the_threads_are_started_waits_for_n
             for event in ("first", "second"):
                 with si.span(event):
                     pass
-        assert si.flush()
+        assert si.flush(60)
         """,
         SGLANG_INSTRUMENT_DURABILITY=durability,
     )

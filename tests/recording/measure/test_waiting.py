@@ -171,7 +171,9 @@ def test_concurrent_requests_do_not_count_each_others_time(patched):
     for record in seen.of("request"):
         assert active(record) >= 0.02
     # Five coroutines run one after another; each waits for the others.
-    assert sum(map(active, seen)) <= max(record["duration_sec"] for record in seen) + 0.001
+    begun = min(record["start_us"] for record in seen)
+    ended = max(record["start_us"] + record["duration_sec"] * 1e6 for record in seen)
+    assert sum(map(active, seen)) <= (ended - begun) / 1e6 + 0.001
     assert max(record["duration_sec"] for record in seen) >= 5 * 0.02
 
 
@@ -263,16 +265,16 @@ def test_time_suspended_before_a_timeout_is_not_active_time(patched):
     @instrument
     async def tool():
         try:
-            await asyncio.wait_for(asyncio.sleep(10), 1)
+            await asyncio.wait_for(asyncio.sleep(60), 5)
         except asyncio.TimeoutError:
             time.sleep(0.02)
 
     @instrument
     async def cancelled_inside():
         task = asyncio.current_task()
-        asyncio.get_running_loop().call_later(1, task.cancel)
+        asyncio.get_running_loop().call_later(5, task.cancel)
         try:
-            await asyncio.sleep(10)
+            await asyncio.sleep(60)
         except asyncio.CancelledError:
             getattr(task, "uncancel", int)()
         time.sleep(0.05)
@@ -286,11 +288,11 @@ def test_time_suspended_before_a_timeout_is_not_active_time(patched):
 
     with records() as seen:
         asyncio.run(request())
-    assert 0.02 <= active(seen.of("tool")[0]) < 0.8
-    assert 0.05 <= active(seen.of("cancelled_inside")[0]) < 0.8
+    assert 0.02 <= active(seen.of("tool")[0]) < 4.8  # a busy machine may let it run for seconds
+    assert 0.05 <= active(seen.of("cancelled_inside")[0]) < 4.8
     assert active(seen.of("held")[0]) >= 0.05
     whole = seen.of("request")[0]
-    assert whole["duration_sec"] - active(whole) >= 1.9
+    assert whole["duration_sec"] - active(whole) >= 9.9
 
 
 def test_static_and_class_methods_of_async_protocols_are_called_as_they_are(tmp_path):

@@ -11,6 +11,8 @@ from sglang_instrument import bind, event, span
 from sglang_instrument.recording.watch import event_loop as heartbeats
 from sglang_instrument.testing import records
 
+STOPPED_SEC = 8  # more than a busy machine blocks a loop
+
 
 class Outside:
     """Stands in for the writer's thread: checks the hearts every 20 ms from another thread."""
@@ -34,16 +36,27 @@ def hold_the_loop(seconds):
     """Block the loop for at least this long, and until the block was noticed, later on a busy machine."""
     time.sleep(seconds)
     deadline = time.monotonic() + 60
-    while seconds and time.monotonic() < deadline:
-        for heart in list(heartbeats._heartbeats.values()):
-            if heart._samples:
-                return
+    while seconds and not was_sampled_here():
+        assert time.monotonic() < deadline, "the block was not noticed"
         time.sleep(0.01)
 
 
-def longest_block(seen):
-    """Return the planted block: a busy machine may add a short one."""
-    return max(seen.of("event_loop_block"), key=lambda block: block["duration_sec"])
+def was_sampled_here():
+    hearts = list(heartbeats._heartbeats.values())
+    stacks = [stack for heart in hearts for stack in list(heart._samples)]
+    return any(is_planted(stack) for stack in stacks)
+
+
+def is_planted(stack):
+    return bool(stack) and stack[-1].endswith("hold_the_loop")
+
+
+def planted_block(seen):
+    """Return the longest block in `hold_the_loop`: a busy machine may add others, short or long."""
+    blocks = seen.of("event_loop_block")
+    planted = [block for block in blocks if is_planted(block["extra"]["stack"])]
+    assert planted, blocks
+    return max(planted, key=lambda block: block["duration_sec"])
 
 
 async def request(seconds):
@@ -70,9 +83,8 @@ def new_loop(request):
 def test_a_blocked_loop_is_logged_with_the_line_and_the_span_that_block_it(new_loop):
     with records(watch_loops=True) as seen, Outside(), bind(step=3):
         new_loop().run_until_complete(request(0.4))
-    block = longest_block(seen)
+    block = planted_block(seen)
     assert block["duration_sec"] > 0.3
-    assert block["extra"]["stack"][-1].endswith("hold_the_loop")
     assert (block["extra"]["in_span"], block["extra"]["request_id"]) == ("tool_execution", "r7")
     assert block["step"] == 3
 
@@ -81,10 +93,10 @@ def test_a_loop_that_was_stopped_between_two_runs_is_not_blocked(new_loop):
     running = new_loop()
     with records(watch_loops=True) as seen, Outside():
         running.run_until_complete(request(0))
-        time.sleep(2)
+        time.sleep(STOPPED_SEC)
         running.run_until_complete(request(0))
-    # A busy machine may block the loop shortly, but the 2 s in which the loop did not run are not logged.
-    assert all(block["duration_sec"] < 1.5 for block in seen.of("event_loop_block"))
+    # A busy machine may block the loop, but the seconds in which the loop did not run are not logged.
+    assert all(block["duration_sec"] < STOPPED_SEC - 0.5 for block in seen.of("event_loop_block"))
 
 
 def test_a_heart_stops_when_its_loop_is_closed_or_nothing_is_recorded(new_loop):
@@ -106,7 +118,7 @@ def test_a_beat_carries_no_request(new_loop):
             await asyncio.sleep(0.05)
 
         new_loop().run_until_complete(run())
-    block = longest_block(seen)
+    block = planted_block(seen)
     assert "turn" not in {key for key in block["extra"] if key not in ("request_id", "turn")}
 
 

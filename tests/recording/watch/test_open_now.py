@@ -363,15 +363,23 @@ def test_a_forked_child_counts_its_own_requests_and_not_its_parents(run_script):
     script = run_script(
         """
         import os, time
+        from pathlib import Path
         import sglang_instrument as si
         from sglang_instrument import bind, span
 
+        def wait_for_open_now(worker):
+            path, ends = folder / f"step_1/worker_{worker}.jsonl", time.monotonic() + 60
+            while not (path.exists() and '"event":"open_now"' in path.read_text()):
+                assert time.monotonic() < ends, "no open_now"
+                time.sleep(0.02)
+
         si.install(open_now_sec=0.02, hang_after_sec=0.1)
+        folder = Path(si.status()["folder"])
         with bind(step=1, worker=0, request_id="parent"), span("request"):
-            time.sleep(0.5)
+            wait_for_open_now(0)
             if not os.fork():
                 with bind(step=1, worker=1, request_id="child"), span("request"), span("tool"):
-                    time.sleep(1)
+                    wait_for_open_now(1)
                 si.uninstall()
                 os._exit(0)
             os.wait()
