@@ -11,6 +11,7 @@ from typing import Final
 
 from sglang_instrument.analysis.reading.folders import is_part
 from sglang_instrument.errors import LogError
+from sglang_instrument.live.busy import Work
 from sglang_instrument.live.followed_run import FollowedRun, wall_us
 from sglang_instrument.live.state import Problem, Snapshot
 from sglang_instrument.plain_text import plain
@@ -45,7 +46,7 @@ class Follower:
         self._thread: threading.Thread | None = None
         self._published = Snapshot(str(logs), None, wall_us(), waiting="starting")
         self._published_at = time.monotonic()
-        self._round_begun: float | None = None
+        self._round: Work | None = None
 
     def start(self) -> None:
         """Begin to follow."""
@@ -73,9 +74,12 @@ class Follower:
 
     def _stuck(self) -> tuple[str, float] | None:
         """Return what is said of a disk that hangs, and since when; None if none does."""
-        begun, run = self._round_begun, self._run
-        what, since = (run.tail.doing if run is not None else None) or (str(self._logs), begun)
-        if begun is None or since is None or time.monotonic() - since < _HANGS_SEC:
+        reading, run = self._round, self._run
+        if reading is None:
+            return None
+        what, since = (run.tail.doing if run is not None else None) or (str(self._logs), reading.begun)
+        waited_sec = time.monotonic() - since
+        if waited_sec < _HANGS_SEC or waited_sec - reading.busy_sec() < _HANGS_SEC:
             return None
         return f"reading {what} has not returned for {_HANGS_SEC:.0f} s: its disk hangs", since
 
@@ -121,13 +125,13 @@ class Follower:
 
     def round(self) -> bool:
         """Read once what was added, and publish a snapshot; return whether there is more to read."""
-        self._round_begun = time.monotonic()
+        self._round = Work()
         try:
-            return self._round(self._round_begun)
+            return self._read(self._round.begun)
         finally:
-            self._round_begun = None
+            self._round = None
 
-    def _round(self, now: float) -> bool:
+    def _read(self, now: float) -> bool:
         if now >= self._next_find:
             self._next_find = now + _FIND_EVERY_SEC
             self._find(now)

@@ -14,7 +14,7 @@ _MODULE: Final = "sglang_instrument.live"
 #: The shell ends at once, so that the follower is no child of the trainer: a trainer may wait for all of its
 #: children, and a handler of SIGCHLD would see the follower's end. It prints the follower's process id.
 _DETACHED: Final = '"$@" </dev/null >/dev/null 2>&1 & echo $!'
-_START_SEC: Final = 10.0
+_START_SEC: Final = 60.0  # on a busy machine; nothing waits for it
 _INSTALLED: Final = ("site-packages", "dist-packages")
 
 

@@ -15,6 +15,7 @@ from sglang_instrument.errors import LogError
 from sglang_instrument.live import followed_run, follower
 from sglang_instrument.live.counting import tail
 from sglang_instrument.live.counting.engine_calls import EngineCalls
+from sglang_instrument.live.followed_run import FollowedRun
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import as_json
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -412,6 +413,21 @@ def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
     returns.set()
     wait_until(live, lambda now: now.step.requests_done == 2 and not now.problems)
     live.stop()
+
+
+def test_a_round_that_computes_for_long_is_not_a_disk_that_hangs(run, monkeypatch):
+    run.open(1, 0).request("a", at=2, duration_sec=1)
+    monkeypatch.setattr(follower, "_HANGS_SEC", 0.1)
+    real = FollowedRun.read
+
+    def computes(self, now):
+        ends = time.monotonic() + 1
+        while time.monotonic() < ends:
+            pass
+        return real(self, now)
+
+    monkeypatch.setattr(FollowedRun, "read", computes)
+    assert Follower(run.folder, with_done=False).catch_up().step.requests_done == 1
 
 
 def test_a_disk_that_hangs_ends_a_single_look(run, monkeypatch):
