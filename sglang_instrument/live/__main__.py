@@ -130,7 +130,7 @@ def _append(folder: Path, line: ScalarsLine) -> None:
 def _is_mine(lock: IO[bytes], is_wanted: Callable[[], bool]) -> bool:
     """Return whether this process is the folder's follower; two would write each step twice.
 
-    It waits a moment: the follower of an earlier launch ends some seconds after its driver.
+    It waits: the follower of an earlier launch ends within a minute after its driver.
     """
     ends = time.monotonic() + _LOCK_SEC
     while is_wanted() and time.monotonic() < ends:

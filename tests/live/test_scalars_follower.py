@@ -17,13 +17,12 @@ from sglang_instrument.live.counting.counts import Counts
 from sglang_instrument.live.counting.tail import Tail
 
 ENDS_SEC = 600  # on a busy machine, where a follower with a driver runs only when nothing else wants to
-#: A follower that does not give up the last step, or the lock of one that ends, because the machine is busy.
-PATIENT = """
-import sys
-from sglang_instrument.live import __main__ as live
-live._FINISH_SEC = live._LOCK_SEC = 600.0
-sys.exit(live.main())
-"""
+
+
+def with_limits(sec):
+    """Return a follower that waits so long for the last step, and for the lock of one that ends."""
+    program = "import sys; from sglang_instrument.live import __main__ as live; "
+    return "-c", f"{program} live._FINISH_SEC = live._LOCK_SEC = {sec}; sys.exit(live.main())"
 
 
 def told(folder):
@@ -205,7 +204,7 @@ def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over
         first = start(tmp_path, "--driver", str(driver.pid))
         write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
         wait_until(lambda: told(tmp_path))
-        second = start(tmp_path, program=("-c", PATIENT))
+        second = start(tmp_path, program=with_limits(ENDS_SEC))
         time.sleep(1)
         assert len(told(tmp_path)) == 1
         driver.send_signal(signal.SIGKILL)
@@ -220,7 +219,7 @@ def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over
 
 def test_the_last_step_is_told_although_the_driver_ends_with_it(tmp_path, start):
     driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    follower = start(tmp_path, "--driver", str(driver.pid), program=("-c", PATIENT))
+    follower = start(tmp_path, "--driver", str(driver.pid), program=with_limits(ENDS_SEC))
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     wait_until(lambda: told(tmp_path))
     write_file(tmp_path, 2, 0, step_of(request("a", 0, 4)))
@@ -233,7 +232,7 @@ def test_the_last_step_is_told_although_the_driver_ends_with_it(tmp_path, start)
 def test_a_second_follower_of_a_folder_gives_up(tmp_path, start):
     first = start(tmp_path)
     wait_until(lambda: is_held(tmp_path / "live" / "lock"))
-    assert start(tmp_path).wait(ENDS_SEC) == 0
+    assert start(tmp_path, program=with_limits(2)).wait(ENDS_SEC) == 0
     assert first.poll() is None
 
 
