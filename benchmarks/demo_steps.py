@@ -4,12 +4,13 @@
 
 prints one line of JSON for each pair of neighbouring means (`switched/taken_out.py`): the wall seconds of a
 step with and of one without. With "watched", each step is recorded; `watch` and the follower of the tracker
-run, or are stopped. What was logged while they were stopped they read when they go on, so this shows twice
-what they cost.
+run, or are stopped. What was logged while they were stopped is deleted before they go on, so they read only
+what is logged while they run.
 """
 
 import json
 import os
+import shutil
 import sys
 import time
 from functools import partial
@@ -53,10 +54,21 @@ def main(scratch: Path, seconds: float, what: str) -> None:
         logs = Path(sglang_instrument.status()["folder"])
         step_sec(True)
         watchers.start(logs)
-        switch = partial(watchers.let_run, logs)
+        switch = partial(watch, logs, was_recorded, [])
     for pair in neighbours(step_sec, seconds, switch):
         print(json.dumps(pair), flush=True)
     engine.shutdown()
+
+
+def watch(logs: Path, was_recorded: list[bool], unseen: list[int], on: bool) -> None:
+    """Let those that watch go on, without the steps from the first in `unseen`, or stop them."""
+    if on and unseen:
+        for step in range(unseen.pop(), len(was_recorded)):
+            shutil.rmtree(logs / f"step_{step}")
+        was_recorded[-1] = False
+    elif not on and not unseen:
+        unseen.append(len(was_recorded))
+    watchers.let_run(logs, on)
 
 
 class Reports(_Reports):

@@ -1,5 +1,6 @@
 """Draw a running run on a terminal: `sglang-instrument watch`."""
 
+import sys
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -13,6 +14,7 @@ from sglang_instrument.live import words
 from sglang_instrument.live.children import yield_to_training
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
+from sglang_instrument.live.terminal.hang_up import end_with_terminal
 from sglang_instrument.live.terminal.rows import Cell, LiveTable, Row
 from sglang_instrument.live.terminal.screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
 
@@ -32,6 +34,7 @@ def watch(logs: Path, run_id: str | None) -> Snapshot:
     """Show a run until a person quits; return what was known last. Arguments are those of `Follower`."""
     follower = Follower(logs, run_id)
     yield_to_training()
+    end_with_terminal(sys.stdout.fileno())
     follower.start()
     try:
         Terminal(follower).run()

@@ -1,0 +1,32 @@
+"""End with the terminal, also where no signal comes when it goes away.
+
+A terminal that is not the controlling one, as in many containers, only goes away. Textual's input thread
+then reads its end again and again, which takes a whole core.
+"""
+
+import os
+import select
+import signal
+import threading
+from typing import Final
+
+_GONE: Final = select.POLLHUP | select.POLLERR
+
+
+def end_with_terminal(descriptor: int) -> None:
+    """End this process, as by SIGHUP, when a terminal goes away.
+
+    Args:
+        descriptor: The terminal.
+    """
+    threading.Thread(target=_wait, args=(descriptor,), name="hang-up", daemon=True).start()
+
+
+def _wait(descriptor: int) -> None:
+    hang_up = select.poll()
+    hang_up.register(descriptor, 0)
+    while True:
+        for _, event in hang_up.poll():
+            if event & _GONE:
+                os._exit(128 + signal.SIGHUP)
+            return  # some systems do not poll terminals
