@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 from switched import watchers
@@ -54,21 +53,35 @@ def main(scratch: Path, seconds: float, what: str) -> None:
         logs = Path(sglang_instrument.status()["folder"])
         step_sec(True)
         watchers.start(logs)
-        switch = partial(watch, logs, was_recorded, [])
+        switch = Watching(logs, was_recorded).let
     for pair in neighbours(step_sec, seconds, switch):
         print(json.dumps(pair), flush=True)
     engine.shutdown()
 
 
-def watch(logs: Path, was_recorded: list[bool], unseen: list[int], on: bool) -> None:
-    """Let those that watch go on, without the steps from the first in `unseen`, or stop them."""
-    if on and unseen:
-        for step in range(unseen.pop(), len(was_recorded)):
-            shutil.rmtree(logs / f"step_{step}")
-        was_recorded[-1] = False
-    elif not on and not unseen:
-        unseen.append(len(was_recorded))
-    watchers.let_run(logs, on)
+class Watching:
+    """Lets those that watch a run go on, or stops them.
+
+    Args:
+        logs: The run's folder.
+        was_recorded: Whether the folder of each step is there.
+    """
+
+    def __init__(self, logs: Path, was_recorded: list[bool]) -> None:
+        self._logs = logs
+        self._was_recorded = was_recorded
+        self._first_unseen: int | None = None
+
+    def let(self, on: bool) -> None:
+        """Let them go on, without the steps that were logged while they were stopped; or stop them."""
+        if not on and self._first_unseen is None:
+            self._first_unseen = len(self._was_recorded)
+        elif on and self._first_unseen is not None:
+            for step in range(self._first_unseen, len(self._was_recorded)):
+                shutil.rmtree(self._logs / f"step_{step}")
+            self._first_unseen = None
+            self._was_recorded[-1] = False
+        watchers.let_run(self._logs, on)
 
 
 class Reports(_Reports):

@@ -64,22 +64,25 @@ class Folder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._state = folder / OURS / "state.json"
-        self.files: list[Collected] = []
-        if self._state.exists():
-            try:
-                read = msgspec.json.decode(read_regular(self._state, _MOST_STATE_BYTES), type=_State)
-            except (OSError, msgspec.MsgspecError) as error:
-                raise LogError(f"{self._state}: {error}; remove {folder} and collect again") from None
-            self.files = read.files
-        elif folder.is_dir() and any(child.name != OURS for child in folder.iterdir()):
+        self._ours = folder / OURS
+        self._state = self._ours / "state.json"
+        self.files = self._read_state()
+        if not self._state.exists() and folder.is_dir() and any(one.name != OURS for one in folder.iterdir()):
             raise LogError(f"{folder} holds files that `collect` did not bring; give a new or empty folder")
-        self._made = not folder.exists()
+        self._made = [path for path in (self._ours, folder) if not path.exists()]
         try:
-            (folder / OURS).mkdir(parents=True, exist_ok=True)
+            self._ours.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LogError(f"{folder} cannot be made: {error.strerror}") from None
         self._pruned = _pruned(folder)
+
+    def _read_state(self) -> list[Collected]:
+        if not self._state.exists():
+            return []
+        try:
+            return msgspec.json.decode(read_regular(self._state, _MOST_STATE_BYTES), type=_State).files
+        except (OSError, msgspec.MsgspecError) as error:
+            raise LogError(f"{self._state}: {error}; remove {self.folder} and collect again") from None
 
     def save(self) -> None:
         """Write which files are here; the old state stays until the new one is whole."""
@@ -89,28 +92,34 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other commands from collecting into this folder.
+        """Keep other commands from collecting into this folder; what was made is removed if it stays empty.
 
         Raises:
-            LogError: One does.
+            LogError: Another command collects into it, or has just removed it.
         """
-        with (self.folder / OURS / "lock").open("w") as lock:
+        try:
+            lock = (self._ours / "lock").open("w")
+        except OSError as error:
+            raise LogError(f"{self._ours} cannot be locked: {error.strerror}") from None
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LogError(f"another `collect` writes into {self.folder}") from None
-            yield
+            self.files = self._read_state()  # another one may have ended just now
+            try:
+                yield
+            finally:
+                if not self.files and self._ours in self._made:
+                    self._remove_what_was_made()
 
-    def remove_if_empty(self) -> None:
-        """Remove what was made here, if nothing was brought into it."""
-        if self.files:
-            return
-        for ours in (self._state, self.folder / OURS / "lock"):
-            ours.unlink(missing_ok=True)
-        below = sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True)
-        for empty in (*below, *([self.folder] if self._made else [])):
+    def _remove_what_was_made(self) -> None:
+        for file in (self._state, self._ours / "lock"):
+            file.unlink(missing_ok=True)
+        below = sorted((path for path in self._ours.rglob("*") if path.is_dir()), reverse=True)
+        for folder in (*below, *self._made):
             with suppress(OSError):  # it holds something
-                empty.rmdir()
+                folder.rmdir()
 
     def local(self, file: Collected) -> Path:
         """Return where a file is kept."""

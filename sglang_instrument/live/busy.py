@@ -19,7 +19,7 @@ class Work:
         self._busy_sec = self._read_busy_sec()
 
     def busy_sec(self) -> float:
-        """Return for how long it has run or waited for a core; infinity while it does.
+        """Return for how long its thread has run or waited for a core since; infinity if it does just now.
 
         Any thread may ask. Where the system does not tell, it is 0.
         """

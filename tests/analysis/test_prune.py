@@ -302,6 +302,7 @@ def test_on_a_full_disk_nothing_is_deleted_and_the_disk_is_named(
         assert main(["prune", str(full), *KEPT, "--yes"]) == 2
         assert "nothing was deleted: [Errno 28] No space left on device" in capsys.readouterr().err
         assert logs(full) == before
+        assert shutil.disk_usage(disk).free >= 4096  # what was written of the digest is gone again
 
 
 def test_files_in_a_read_only_folder_stay_and_are_named(run: Path, asked: Printed) -> None:

@@ -96,9 +96,13 @@ def test_what_makes_no_sense_is_refused(arguments, said, tmp_path, monkeypatch, 
 def test_a_run_that_is_nowhere_leaves_no_folder_behind(tmp_path, capsys):
     (tmp_path / "bucket").mkdir()
     (tmp_path / "mine").mkdir()
-    for here in ("here", "mine"):
+    (tmp_path / "before/.collect").mkdir(parents=True)
+    (tmp_path / "before/of a person").mkdir()
+    (tmp_path / "before/.collect/state.json").write_text('{"version":1,"files":[]}')
+    for here in ("here", "mine", "before"):
         url = f"file://{tmp_path}/bucket/run"
         assert main(["collect", url, "-o", str(tmp_path / here)]) == 2
         assert "has no run" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bucket", "mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["before", "bucket", "mine"]
     assert list((tmp_path / "mine").iterdir()) == []
+    assert (tmp_path / "before/of a person").is_dir()

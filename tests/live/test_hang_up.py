@@ -1,4 +1,4 @@
-"""A terminal that goes away without a signal ends `watch`."""
+"""`watch` needs a terminal, and ends with it, also where no signal comes."""
 
 import os
 import pty
@@ -8,7 +8,7 @@ import threading
 
 from hand_written import request, step_of, write_file
 
-WATCH = "from sglang_instrument.cli.main import main; main()"
+WATCH = "import sys; from sglang_instrument.cli.main import main; sys.exit(main())"
 
 
 def test_watch_ends_with_a_terminal_that_is_not_its_controlling_one(tmp_path):
@@ -40,3 +40,15 @@ def test_watch_ends_with_a_terminal_that_is_not_its_controlling_one(tmp_path):
         assert watch.wait(300) == 129
     finally:
         watch.kill()
+
+
+def test_watch_needs_a_terminal_to_read_keys_from(tmp_path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", WATCH, "watch", str(tmp_path)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=600
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert done.returncode == 2
+    assert "watch draws on a terminal, and reads keys from it" in done.stderr

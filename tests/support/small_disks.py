@@ -1,4 +1,4 @@
-"""File systems of a few kilobytes, to fill up."""
+"""Small file systems, to fill up."""
 
 import shutil
 import subprocess

@@ -15,11 +15,12 @@ def write_parquet(table: pl.DataFrame, path: Path) -> None:
     """Write a table to a file.
 
     Raises:
-        OSError: It cannot be written. Of a full disk, polars may only say "Invalid thrift: transport error".
+        OSError: The disk is full, of which polars may only say "Invalid thrift: transport error".
+        polars.exceptions.PolarsError: It cannot be written for another reason.
     """
     try:
         table.write_parquet(path)
     except pl.exceptions.PolarsError as error:
         if shutil.disk_usage(path.parent).free < _LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        raise OSError(errno.EIO, str(error), str(path)) from error
+        raise

@@ -116,8 +116,11 @@ def save_digest(home: Path, files: Sequence[File], digest: Digest) -> None:
 def save_table(home: Path, name: str, token: str, table: pl.DataFrame) -> None:
     """Write a table at once, then delete those of its name with other tokens."""
     draft = home / f"draft-{os.urandom(6).hex()}"
-    write_parquet(table, draft)
-    draft.replace(home / f"{name}-{token}.parquet")
+    try:
+        write_parquet(table, draft)
+        draft.replace(home / f"{name}-{token}.parquet")
+    finally:
+        draft.unlink(missing_ok=True)
     _forget_others(home, name, token)
 
 

@@ -62,6 +62,7 @@ def prune(plan: Plan, progress: Progress | None = None) -> Outcome:
         try:
             kept = _keep(plan, progress)
         except (OSError, pl.exceptions.PolarsError) as error:
+            _remove_drafts(folder / PRUNED)
             raise LogError(f"{folder}: nothing was deleted: {error}") from error
         outcome = Outcome(kept=kept)
         for part, files in groupby(plan.drop, key=lambda file: file.folder):

@@ -124,12 +124,7 @@ def _collect(args: argparse.Namespace) -> int:
 
     folder = Folder(args.output)
     with folder.locked(), progress_line() as say:
-        try:
-            outcome = _gather(
-                args, folder, lambda done, total: say(f"collecting: {size(done)} of {size(total)}")
-            )
-        finally:
-            folder.remove_if_empty()
+        outcome = _gather(args, folder, lambda done, total: say(f"collecting: {size(done)} of {size(total)}"))
     if not outcome.files and not any(node.error for node in outcome.nodes.values()):
         raise LogError(f"no node has a file in {args.run}; give the run's folder as the nodes name it")
     if args.json:

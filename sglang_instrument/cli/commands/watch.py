@@ -98,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
         return _listen(args.logs, args.listen)
     if args.once:
         return _once(args.logs, as_json=args.json)
-    if not sys.stdout.isatty():
-        raise LogError("watch draws on a terminal; --once prints what is known now")
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
+        raise LogError("watch draws on a terminal, and reads keys from it; --once prints what is known now")
     from sglang_instrument.analysis.run.logged_runs import split_run_id
     from sglang_instrument.live.terminal.app import watch
 

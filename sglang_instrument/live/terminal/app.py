@@ -34,7 +34,7 @@ def watch(logs: Path, run_id: str | None) -> Snapshot:
     """Show a run until a person quits; return what was known last. Arguments are those of `Follower`."""
     follower = Follower(logs, run_id)
     yield_to_training()
-    end_with_terminal(sys.stdout.fileno())
+    end_with_terminal(sys.stdin.fileno())
     follower.start()
     try:
         Terminal(follower).run()

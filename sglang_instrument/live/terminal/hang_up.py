@@ -1,7 +1,7 @@
 """End with the terminal, also where no signal comes when it goes away.
 
 A terminal that is not the controlling one, as in many containers, only goes away. Textual's input thread
-then reads its end again and again, which takes a whole core.
+then reads end-of-file again and again, which takes a whole core.
 """
 
 import os
@@ -25,8 +25,6 @@ def end_with_terminal(descriptor: int) -> None:
 def _wait(descriptor: int) -> None:
     hang_up = select.poll()
     hang_up.register(descriptor, 0)
-    while True:
-        for _, event in hang_up.poll():
-            if event & _GONE:
-                os._exit(128 + signal.SIGHUP)
-            return  # some systems do not poll terminals
+    [(_, event)] = hang_up.poll()
+    if event & _GONE:  # and not POLLNVAL, of systems that cannot poll terminals
+        os._exit(128 + signal.SIGHUP)
