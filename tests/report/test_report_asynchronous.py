@@ -45,7 +45,7 @@ def test_stale_samples_and_thrown_away_tokens_are_shown(
     assert shown.keys() == {"staleness", "waste"}
     assert [row[:7] for row in cells(shown["staleness"])][-1] == ["5", "7", "5", "1.43", "3.82", "4", "1"]
     first, *_, last = cells(shown["waste"])
-    assert first == ["1", "630", "95 %", "0 %", "4.8 %", "–", "0 %", "–", "–", "–", "–", "0 %"]  # noqa: RUF001
+    assert first == ["1", "630", "95 %", "0 %", "4.8 %", "–", "0 %", "–", "–", "–", "0 %", "0 %"]  # noqa: RUF001
     assert last[:2] == ["all", "3,030"]
     assert "30 of 3,030 generated tokens were thrown away: 1.0 %" in shown["waste"]
     assert "No <code>samples_dropped</code> with the reason filtered or stale or truncated" in shown["waste"]
