@@ -16,7 +16,7 @@ ENVIRONMENTS := ray router storage sshd mlflow verl verl_server areal trackers p
 # One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
 # one process: tests/conftest.py makes the groups.
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
-# A command before pytest: .ci/run sets it.
+# A command that runs pytest; .ci/run sets it.
 ONCE_MORE ?=
 PYTEST := $(ONCE_MORE) $(BIN)/python -m pytest $(PARALLEL)
 

@@ -92,7 +92,7 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other commands from collecting into this folder; what was made is removed if it stays empty.
+        """Keep other commands from collecting into this folder; then remove it if it is new and nothing came.
 
         Raises:
             LogError: Another command collects into it, or has just removed it.

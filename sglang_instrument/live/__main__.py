@@ -24,7 +24,7 @@ from sglang_instrument.live.children import yield_to_training
 
 _LOOK_SEC: Final = 0.3
 _FINISH_SEC: Final = 30.0  # for the last step, once the driver has ended: other jobs may have the cores
-_LOCK_SEC: Final = 90.0  # more than twice _FINISH_SEC, which the follower before may take
+_LOCK_SEC: Final = 90.0  # an earlier follower may take twice _FINISH_SEC to end
 _AFTER_FAILURE_SEC: Final = 5.0
 
 

@@ -19,9 +19,9 @@ class Work:
         self._busy_sec = self._read_busy_sec()
 
     def busy_sec(self) -> float:
-        """Return for how long its thread has run or waited for a core since; infinity if it does just now.
+        """Return how long the thread has run or queued for a core since then; infinity if it now does.
 
-        Any thread may ask. Where the system does not tell, it is 0.
+        Any thread may call this. Where the system does not tell, the answer is 0.
         """
         return math.inf if self._is_runnable() else self._read_busy_sec() - self._busy_sec
 

@@ -81,12 +81,12 @@ class Follower:
         waited_sec = time.monotonic() - since
         if waited_sec < _HANGS_SEC or waited_sec - reading.busy_sec() < _HANGS_SEC:
             return None
-        if self._round is not reading:  # it has ended meanwhile
+        if self._round is not reading:  # this round has ended meanwhile
             return None
         return f"reading {what} has not returned for {_HANGS_SEC:.0f} s: its disk hangs", since
 
     def finish(self, most_sec: float) -> Snapshot:
-        """End the thread, and return what is known after a last look, if each returns in so many seconds."""
+        """End the thread and take a last look, each for at most `most_sec`; return what is known then."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(most_sec)

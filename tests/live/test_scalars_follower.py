@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from awaited import lines_of
 from hand_written import request, step_of, write_file
 
 from sglang_instrument.live import __main__ as live
@@ -27,8 +28,7 @@ def with_limits(sec):
 
 def told(folder):
     path = folder / "live" / "scalars.jsonl"
-    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]  # the last one may be half written
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines_of(path)]
 
 
 def is_held(lock):

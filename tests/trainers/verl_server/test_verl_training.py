@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from awaited import lines_of
 from logged import own
 from test_verl_server import OF_REQUESTS, OF_TOOLS, named
 
@@ -108,5 +109,4 @@ def test_the_tracker_has_the_numbers_of_each_rollout_beside_those_of_its_trainin
     while told != {1, 2}:
         assert time.monotonic() < until, told
         time.sleep(0.2)
-        *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        told = {json.loads(line)["step"] for line in lines}
+        told = {json.loads(line)["step"] for line in lines_of(path)}
