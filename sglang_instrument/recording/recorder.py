@@ -89,6 +89,7 @@ class Recorder:
         spans.OPEN.clear()
         event_loop.forget_loops()
         context.forget_all()
+        identity.ask_again()
         self._held_back.abandon()
         self._build()
         if was_on:

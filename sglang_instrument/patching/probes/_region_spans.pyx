@@ -47,7 +47,8 @@ cdef class RegionSpan(Block):
             leave_run(self, error, value)
             return 0
         span.stop(None, None)
-        span.extra = self.reader(self, *self.values)
+        fields = self.reader(self, *self.values)
+        span.extra = fields if span.extra is None else {**span.extra, **fields}
         self.values = self.value = None
         return append_to_buffer(span)
 
@@ -84,16 +85,29 @@ cdef class RegionSpan(Block):
 install_enter_exit(RegionSpan)
 
 
-def begin_simple_run(plan, event, phase, waited, reader):
-    """Begin a run of a region that needs only a span at its start."""
-    cdef Span span
+def begin_simple_run(plan, event, phase, waited, enter, reader, *values):
+    """Begin a run of a region that needs only a span at its start, with the fields that `enter` reads."""
     try:
-        span = Span.__new__(Span)
-        span.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
-        return RegionSpan.__new__(RegionSpan, span, plan, reader)
+        return RegionSpan.__new__(RegionSpan, begun(event, phase, waited, enter, values), plan, reader)
     except BaseException:
         drop_record("the probe of", event)
         return SKIPPED
+
+
+def begin_span(event, phase, waited, enter, *values):
+    """Begin a run of a region that needs only a span with the fields that `enter` reads."""
+    try:
+        return begun(event, phase, waited, enter, values)
+    except BaseException:
+        drop_record("the probe of", event)
+        return SKIPPED
+
+
+cdef Span begun(object event, object phase, object waited, object enter, tuple values):
+    cdef Span span = Span.__new__(Span)
+    extra = None if enter is None else enter(None, *values)
+    span.begin(event, extra, phase, NOT_COUNTED if waited is None else waited)
+    return span
 
 
 def connect(dict pure):

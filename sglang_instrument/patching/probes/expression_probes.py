@@ -27,7 +27,7 @@ class ExpressionProbe:
         self.probe, self._counted = probe, probe.counted()
         self.locals = (*probe.enter_locals, *probe.exit_locals)
         self._entering = len(probe.enter_locals)
-        self._reads = bool(self.locals or probe.wants_result)
+        self._reads = bool(probe.exit_locals or probe.wants_result)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduce_with_stand_in(IDENTITY, type(self), self.probe)

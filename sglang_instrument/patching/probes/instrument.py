@@ -158,6 +158,7 @@ def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
 
 
 def _wrap_reading(function: Function, probe: "Probe") -> Function:
+    reads_at_end = bool(probe.exit_locals or probe.wants_result)
     if inspect.iscoroutinefunction(function):
         begin, leaving = _ends(function, probe.counted())
 
@@ -167,7 +168,8 @@ def _wrap_reading(function: Function, probe: "Probe") -> Function:
                 return await function(*args, **kwargs)
             with begin(args, kwargs) as run:
                 result = await waited(function(*args, **kwargs))
-                _hand_over(run, leaving, args, kwargs, result)
+                if reads_at_end:
+                    _hand_over(run, leaving, args, kwargs, result)
                 return result
 
         return counts_awaits(awaited)
@@ -180,7 +182,8 @@ def _wrap_reading(function: Function, probe: "Probe") -> Function:
             return function(*args, **kwargs)
         with begin(args, kwargs) as run:
             result = function(*args, **kwargs)
-            _hand_over(run, leaving, args, kwargs, result)
+            if reads_at_end:
+                _hand_over(run, leaving, args, kwargs, result)
             return result
 
     return called

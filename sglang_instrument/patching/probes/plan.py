@@ -43,6 +43,7 @@ class Plan:
     leader: Reader | None = None
     bind: Reader | None = None
     process: Reader | None = None
+    process_keys: frozenset[str] = frozenset()
     steps: StepCount | None = None
     new_request: bool = False
     enter: Reader | None = None
@@ -59,22 +60,27 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """Whether a plain span is enough."""
-        return not (self.exit or self._does_more_at_entry or self._does_more_later)
+        reads = self.enter or self.exit or self.is_conditional
+        return not (reads or self._does_more_at_entry or self._does_more_later)
 
     @property
     def begins_simply(self) -> bool:
-        """Whether a run only makes an unwatched span at its start."""
+        """Whether a run, if its condition holds, only makes an unwatched span and reads fields at its start."""
         return not (self.watched or self._does_more_at_entry)
 
     @property
     def only_reads(self) -> bool:
-        """Whether a run only makes an unwatched span at its start, and only reads fields at its end."""
+        """Whether a run begins simply, and only reads fields at its end."""
         return self.begins_simply and not self._does_more_later
 
     @property
+    def only_reads_at_entry(self) -> bool:
+        """Whether a run begins simply, and ends as a span does."""
+        return self.only_reads and self.exit is None
+
+    @property
     def _does_more_at_entry(self) -> bool:
-        reads = self.enter or self.is_conditional or self.binds or self.keeps_inner_records
-        return bool(reads) or self.emit == "enter"
+        return self.binds or self.keeps_inner_records or self.emit == "enter"
 
     @property
     def _does_more_later(self) -> bool:
@@ -125,6 +131,7 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
         new_request=region.new_request,
         bind=reader(bind, local_arguments(entering)),
         process=reader(process, local_arguments(entering)),
+        process_keys=frozenset(process),
         enter=reader(enter, local_arguments(entering)),
         exit=reader(exit_, local_arguments(leaving_locals)),
         exit_after_error=reader(after_error, local_arguments(error_locals)),

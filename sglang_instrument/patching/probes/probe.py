@@ -16,6 +16,7 @@ from sglang_instrument.patching.probes.region_spans import (
     RegionSpan,
     Values,
     begin_simple_run,
+    begin_span,
     holds,
 )
 from sglang_instrument.patching.probes.step_counter import new_request_id
@@ -123,10 +124,24 @@ def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
     """Return a probe that does only what `plan` needs at entry; `waited=0`: its spans count awaits."""
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
-    if plan.begins_simply:
+    if not plan.begins_simply:
+        return Probe(_begin_run, plan, waited)
+    begin: tuple[Any, ...] = (begin_span, plan.event, plan.phase, waited, plan.enter)
+    if not plan.only_reads_at_entry:
         reader = plan.exit if plan.only_reads else None
-        return Probe(begin_simple_run, plan, plan.event, plan.phase, waited, reader)
-    return Probe(_begin_run, plan, waited)
+        begin = (begin_simple_run, plan, plan.event, plan.phase, waited, plan.enter, reader)
+    return Probe(_begin_if_wanted, plan, partial(*begin)) if plan.is_conditional else Probe(*begin)
+
+
+def _begin_if_wanted(plan: Plan, begin: Callable[..., Any], *values: Any) -> Any:
+    """Begin a run of a region, if it is to be recorded; else return `SKIPPED`."""
+    try:
+        if not _is_wanted(plan, values):
+            return SKIPPED
+    except BaseException:
+        spans.drop_record("the probe of", plan.event)
+        return SKIPPED
+    return begin(*values)
 
 
 def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
@@ -157,8 +172,9 @@ def _is_wanted(plan: Plan, values: Values) -> bool:
     """Return whether to record this run; first give the values of `process` to `identity`."""
     if plan.when is not None and not holds(plan.when(None, *values)):
         return False
-    if plan.process is not None:
-        identity.learn(**plan.process(None, *values))
+    if plan.process is not None and not identity.is_told_by(plan):
+        told = plan.process(None, *values)
+        identity.learn(**told, by=plan if plan.process_keys == told.keys() else None)
     return plan.leader is None or holds(plan.leader(None, *values))
 
 

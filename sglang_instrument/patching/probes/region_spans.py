@@ -58,7 +58,8 @@ class RegionSpan(Struct, eq=False):
             return
         try:
             span.stop(None, None)
-            span.extra = reader(self, *values)
+            fields = reader(self, *values)
+            span.extra = fields if span.extra is None else {**span.extra, **fields}
             self.values = self.value = None
             spans.append_to_buffer(span)
         except BaseException:
@@ -128,14 +129,33 @@ SKIPPED: Final = Skipped()
 
 
 def begin_simple_run(
-    plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader | None
+    plan: Plan,
+    event: str,
+    phase: str | None,
+    waited: int | None,
+    enter: Reader | None,
+    reader: Reader | None,
+    *values: Any,
 ) -> RegionSpan | Skipped:
-    """Begin a run of a region that needs only a span at its start.
+    """Begin a run of a region that needs only a span at its start, with the fields that `enter` reads.
 
     `reader` reads the fields of a run that does nothing else at its end.
     """
     try:
-        return RegionSpan(Span(event, None, phase, waited), plan, reader)
+        extra = None if enter is None else enter(None, *values)
+        return RegionSpan(Span(event, extra, phase, waited), plan, reader)
+    except BaseException:
+        spans.drop_record("the probe of", event)
+        return SKIPPED
+
+
+def begin_span(
+    event: str, phase: str | None, waited: int | None, enter: Reader | None, *values: Any
+) -> Span | Skipped:
+    """Begin a run of a region that needs only a span with the fields that `enter` reads."""
+    try:
+        extra = None if enter is None else enter(None, *values)
+        return Span(event, extra, phase, waited)
     except BaseException:
         spans.drop_record("the probe of", event)
         return SKIPPED
@@ -265,4 +285,4 @@ def _unbound(names: tuple[str, ...]) -> Values:
     return (UNBOUND,) * len(names)
 
 
-native.use_compiled(globals(), "RegionSpan", "begin_simple_run")
+native.use_compiled(globals(), "RegionSpan", "begin_simple_run", "begin_span")

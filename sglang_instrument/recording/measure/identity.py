@@ -18,7 +18,7 @@ _learned: str = DEFAULT_ROLE  # from the trainer's own objects; stays true after
 _worker: int | None = None
 _tp: int | None = None
 _kind: str | None = None  # of servers with their own numbering: those of a reward model, of a teacher
-_last: tuple[Any, ...] | None = None  # the last arguments of learn(): a scheduler repeats them often
+_told_by: Final[set[object]] = set()  # who has told all that it will ever tell
 
 
 def use_role(role: str) -> None:
@@ -28,16 +28,13 @@ def use_role(role: str) -> None:
     _hand_on_number()
 
 
-def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
+def learn(role: Any = None, worker: Any = None, tp: Any = None, by: object = None) -> None:
     """Learn the identity of this process from the trainer's own objects; `install(role=...)` wins.
 
     Without `worker`, the number in the name of this process's Ray actor is used: trainers name their actors
-    `agent_loop_worker_3`. `tp` is the tensor-parallel rank within one worker.
+    `agent_loop_worker_3`. `tp` is the tensor-parallel rank within one worker. `by` tells it: see `is_told_by`.
     """
-    global _learned, _worker, _tp, _kind, _last
-    if (role, worker, tp) == _last:
-        return
-    asked = worker
+    global _learned, _worker, _tp, _kind
     if _learned == DEFAULT_ROLE:
         _learned = word(role) or DEFAULT_ROLE
     if _learned == "server" and _kind is None:
@@ -48,9 +45,19 @@ def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
         _worker = integer(worker)
     if tp is not None:
         _tp = integer(tp)
-    is_settled = _worker is not None or not ray_actor.may_run()
-    _last = (role, asked, tp) if is_settled else None
+    if by is not None and (_worker is not None or not ray_actor.may_run()):
+        _told_by.add(by)
     _hand_on_number()
+
+
+def is_told_by(teller: object) -> bool:
+    """Return whether `teller` need not tell it again; an actor's name, with its number, may come later."""
+    return teller in _told_by
+
+
+def ask_again() -> None:
+    """Learn it anew from everybody, as in a forked child."""
+    _told_by.clear()
 
 
 def process_role() -> str:
@@ -75,8 +82,9 @@ def file_name(role: str, worker: int) -> str:
 
 def forget() -> None:
     """Forget the identity of this process, as at its start."""
-    global _said, _learned, _worker, _tp, _kind, _last
-    _said, _learned, _worker, _tp, _kind, _last = DEFAULT_ROLE, DEFAULT_ROLE, None, None, None, None
+    global _said, _learned, _worker, _tp, _kind
+    _said, _learned, _worker, _tp, _kind = DEFAULT_ROLE, DEFAULT_ROLE, None, None, None
+    ask_again()
 
 
 def word(value: Any) -> str | None:
