@@ -403,6 +403,18 @@ def test_a_filter_goes_over_the_elements_whose_attribute_is_true():
     assert read("size(requests[?missing].ids)", requests=[work]) == {}
 
 
+def test_a_filter_by_another_collection_goes_over_the_elements_at_its_true_places():
+    batch = SimpleNamespace(rids=["a", "b", "c"], reasons=[None, {"type": "stop"}, {}])
+    assert read("batch.rids[?batch.reasons]", batch=batch) == {"x": ["b"]}
+    assert read("rids[?local.reasons]", rids=("a", "b"), reasons=[True, False]) == {"x": ["a"]}
+    assert read("size(requests[?batch.reasons].ids)", requests=[batch] * 3, batch=batch) == {}
+    batch.ids = [1, 2]
+    assert read("size(requests[?batch.reasons].ids)", requests=[batch] * 3, batch=batch) == {"x": [2]}
+    assert read("batch.rids[?batch.reasons] | 'other lengths'", batch=SimpleNamespace(rids=[1], reasons=[])) == {
+        "x": "other lengths"
+    }
+
+
 def test_a_record_is_taken_under_other_names_without_what_it_lacks():
     turns = [{"turn": 0, "duration_sec": 0.5, "tools": True}, {"turn": 1, "duration_sec": 1.5}]
     run = run_with(inside={"turn_end": turns})

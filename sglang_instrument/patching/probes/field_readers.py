@@ -50,6 +50,7 @@ _NAMESPACE: Final = {
     "__sglang_reraise": reraise_if_programs_own,
     "__sglang_unbound": field_functions.UNBOUND,
     "__sglang_unreadable": field_functions.Unreadable,
+    "__sglang_chosen": field_functions.chosen,
     "__sglang_elements": field_functions.elements,
     "__sglang_key": field_functions.key,
     "__sglang_percent": field_functions.percent,
@@ -250,7 +251,7 @@ def _records(path: Path) -> ast.expr:
 def _each_record(path: Path) -> str | None:
     """Return FIELD of the frequent path inside.EVENT[*].FIELD; None for other paths."""
     match path.steps:
-        case (_, Step("each", ""), Step("attribute", field)):
+        case (_, Step("each", "", of=None), Step("attribute", field)):
             return str(field)
     return None
 
@@ -303,6 +304,8 @@ def _each(
     if first.name:
         asked = take_step(_load(_EACH), Step("attribute", first.name))
         conditions.append(_call("__sglang_truth", asked))
+    if first.of is not None:
+        over = _call("__sglang_chosen", over, _key(first))
     target = ast.Name(_EACH, ast.Store())
     return ast.ListComp(end, [ast.comprehension(target, _call("__sglang_elements", over), conditions, 0)])
 

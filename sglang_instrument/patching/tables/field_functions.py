@@ -57,6 +57,17 @@ def elements(value: Any) -> Any:
     return value
 
 
+def chosen(values: Any, flags: Any) -> Any:
+    """Return those of `values` for which the element of `flags` at the same place is true.
+
+    Raises:
+        Unreadable: One of the two has no length, or an element of `flags` is on a device.
+        ValueError: Their lengths differ.
+    """
+    pairs = zip(elements(values), elements(flags), strict=True)
+    return [value for value, flag in pairs if flag is not None and truth(flag)]
+
+
 def key(value: Any, name: str | int) -> Any:
     """Return `value[name]`, but never make a `defaultdict` add the entry."""
     if hasattr(type(value), "__missing__") and name not in value:
@@ -130,6 +141,8 @@ def falsehood(value: Any) -> bool:
 
 def any_true(values: list[Any]) -> bool:
     """Return whether any of the values is true."""
+    if _ON_HOST.issuperset(map(type, values)):  # runs in C: an engine asks this of each batch of answers
+        return any(values)
     return any(map(truth, values))
 
 

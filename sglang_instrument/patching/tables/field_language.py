@@ -2,7 +2,8 @@
 
 FIELD  = VALUE {"|" VALUE}                      the first that resolves
 VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
-PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute]} [{ NEW: OLD, ... }]
+PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute] | [?local.attribute]}
+         [{ NEW: OLD, ... }]
 ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | last.EVENT | bound.ID
        | latest.step | modules["name"]
 """
@@ -49,7 +50,7 @@ class Step:
 
     A step reads an attribute, or a key or index; `each` reads every element, or those whose attribute `name`
     is true; `pick` makes a record of some fields, with `names` as (new name, old name). The path `of`, if
-    given, leads to the key.
+    given, leads to the key, or to the collection that is true for the elements to read.
     """
 
     kind: Literal["attribute", "key", "each", "pick"]
@@ -253,10 +254,7 @@ class _Parser:
     def _bracket(self) -> Step:
         self._advance()
         if self._take("?"):
-            step = Step("each", self._name("an attribute's name"))
-            if not self._take("]"):
-                raise self._error("']'")
-            return step
+            return self._filter()
         kind, word = self.kind, self.word
         if kind == "name":
             return self._key_of()
@@ -269,13 +267,22 @@ class _Parser:
             return Step("each")
         return Step("key", int(word) if kind == "integer" else word[1:-1])
 
+    def _filter(self) -> Step:
+        path = self._attributes(self._name("an attribute's name"))
+        if path.steps or path.is_local:
+            return Step("each", of=path)
+        return Step("each", path.root)
+
     def _key_of(self) -> Step:
         root = self.word
         self._advance()
+        return Step("key", of=self._attributes(root))
+
+    def _attributes(self, root: str) -> Path:
         path = self._path(root)
         if any(step.kind != "attribute" for step in path.steps) or not self._take("]"):
             raise self._error("attributes and ']'")
-        return Step("key", of=path)
+        return path
 
     def _take(self, sign: str) -> bool:
         if self.kind != "sign" or self.word != sign:
