@@ -151,6 +151,12 @@ def test_each_request_is_recorded_once_where_it_passes(killed, path, event):
     assert sorted(rid for rid in rids if rid in RIDS) == RIDS
 
 
+def test_the_detokenizer_names_each_request_once_when_it_ends(killed):
+    ended = killed.of("engine/detokenizer_0.jsonl", "engine_detokenize")
+    rids = [rid for extra in ended for rid in extra["rids"]]
+    assert sorted(rid for rid in rids if rid in RIDS) == RIDS
+
+
 def test_a_request_says_what_it_was_answered(killed):
     found = {extra["rid"]: extra for extra in killed.of("engine/server_0.jsonl", "engine_request")}
     for rid, reply in zip(RIDS, killed.replies, strict=True):

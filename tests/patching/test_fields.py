@@ -285,9 +285,9 @@ def test_a_condition_asks_the_value_and_not_what_the_log_would_show():
             return 0
 
     ask = condition({"": parse("queue", "enter")}, local_arguments(["queue"]))
-    assert ask(None, Empty()) == {"": False}
-    assert ask(None, [0]) == {"": True}
-    assert ask(None, UNBOUND) == {}
+    assert not ask(None, Empty())
+    assert ask(None, [0])
+    assert not ask(None, UNBOUND)
 
 
 def test_large_values_become_loggable():
@@ -410,9 +410,8 @@ def test_a_filter_by_another_collection_goes_over_the_elements_at_its_true_place
     assert read("size(requests[?batch.reasons].ids)", requests=[batch] * 3, batch=batch) == {}
     batch.ids = [1, 2]
     assert read("size(requests[?batch.reasons].ids)", requests=[batch] * 3, batch=batch) == {"x": [2]}
-    assert read("batch.rids[?batch.reasons] | 'other lengths'", batch=SimpleNamespace(rids=[1], reasons=[])) == {
-        "x": "other lengths"
-    }
+    batch.reasons = []
+    assert read("batch.rids[?batch.reasons] | 'other lengths'", batch=batch) == {"x": "other lengths"}
 
 
 def test_a_record_is_taken_under_other_names_without_what_it_lacks():

@@ -284,7 +284,7 @@ def _on_abort(request: _EngineRequest, record: Record, name: str) -> None:
 
 
 def _on_detokenize(request: _EngineRequest, record: Record, name: str) -> None:
-    # A batch of answers is logged when one of them ends: the last batch with this request has its own end.
+    # Older logs name all requests of a batch in which one ends: the last batch has this request's own end.
     request.detokenized = max(record.end_us, request.detokenized or 0)
 
 

@@ -10,6 +10,7 @@ from sglang_instrument.recording.measure._spans cimport (
     drop_record,
     install_enter_exit,
 )
+from sglang_instrument.recording.measure._tasks cimport now_ns
 
 include "sglang_instrument/native/module.pxi"
 
@@ -17,6 +18,8 @@ include "sglang_instrument/native/module.pxi"
 cdef object leave_run = None
 cdef object count_item = None
 cdef object capture_value = None
+cdef object log_swallowed = None
+cdef object unbound = None
 cdef object SKIPPED = None
 
 
@@ -33,24 +36,57 @@ cdef class RegionSpan(Block):
     cdef public long long items
     cdef public long long first_item
     cdef public bint finished
-    cdef object reader  # reads the fields at the end, if the run does nothing else; else None
+    cdef bint only_reads  # plan.only_reads: then it ends here, unless it fails
 
-    def __cinit__(self, Span span not None, plan, reader=None):
-        self.span, self.plan, self.reader = span, plan, reader
+    def __cinit__(self, Span span not None, plan, bint only_reads=False):
+        self.span, self.plan, self.only_reads = span, plan, only_reads
 
     cdef int enter(self) except -1:
         return self.span.enter()
 
     cdef int finish(self, object error, object value) except -1:
-        cdef Span span = self.span
-        if self.reader is None or self.values is None or error is not None:
+        if not self.only_reads or self.finished or self.values is None or error is not None:
             leave_run(self, error, value)
             return 0
+        return self.end(self.values)
+
+    cdef int end(self, tuple values) except -1:
+        """Read the fields of a run that only reads, and keep its record."""
+        cdef Span span = self.span
+        plan = self.plan
         span.stop(None, None)
-        fields = self.reader(self, *self.values)
-        span.extra = fields if span.extra is None else {**span.extra, **fields}
+        if plan.exit is not None:
+            fields = plan.exit(self, *values)
+            span.extra = fields if span.extra is None else {**span.extra, **fields}
+        if plan.generator:
+            counted = {"items": self.items}
+            if self.items:
+                counted["first_item_sec"] = (self.first_item - span.start) / 1e9
+            span.extra = counted if span.extra is None else {**counted, **span.extra}
         self.values = self.value = None
         return append_to_buffer(span)
+
+    cdef int count(self, object item, tuple handed) except -1:
+        """Count an item of a run that only reads, and end the run if this is the last one."""
+        if not self.items:
+            self.first_item = now_ns()
+        self.items += 1
+        if self.finished:
+            return 0
+        plan = self.plan
+        if plan.wants_item:
+            self.value = item
+        if plan.ends is None:
+            return 0
+        values = handed or self.values or unbound(plan.exit_locals)
+        if not plan.ends(self, *values):
+            return 0
+        self.finished = True
+        try:
+            return self.end(values)
+        except BaseException:
+            drop_record("the probe of", self.span.event)
+        return 0
 
     def leave(self, *values):
         """Take the values of the exit locals, at the region's last statement."""
@@ -73,7 +109,13 @@ cdef class RegionSpan(Block):
 
     def item(self, item, *values):
         """Count a yielded item; `values` are the exit locals, for `ends`; return the item."""
-        count_item(self, item, values)
+        if not self.only_reads:
+            count_item(self, item, values)
+            return item
+        try:
+            self.count(item, values)
+        except BaseException:
+            log_swallowed(self)
         return item
 
     @property
@@ -85,10 +127,10 @@ cdef class RegionSpan(Block):
 install_enter_exit(RegionSpan)
 
 
-def begin_simple_run(plan, event, phase, waited, enter, reader, *values):
+def begin_simple_run(plan, event, phase, waited, enter, only_reads, *values):
     """Begin a run of a region that needs only a span at its start, with the fields that `enter` reads."""
     try:
-        return RegionSpan.__new__(RegionSpan, begun(event, phase, waited, enter, values), plan, reader)
+        return RegionSpan.__new__(RegionSpan, begun(event, phase, waited, enter, values), plan, only_reads)
     except BaseException:
         drop_record("the probe of", event)
         return SKIPPED
@@ -112,6 +154,7 @@ cdef Span begun(object event, object phase, object waited, object enter, tuple v
 
 def connect(dict pure):
     """Take what this module uses of patching/probes/region_spans.py."""
-    global leave_run, count_item, capture_value, SKIPPED
+    global leave_run, count_item, capture_value, log_swallowed, unbound, SKIPPED
     leave_run, count_item = pure["leave_run"], pure["count_item"]
     capture_value, SKIPPED = pure["capture_value"], pure["SKIPPED"]
+    log_swallowed, unbound = pure["_log_swallowed"], pure["_unbound"]

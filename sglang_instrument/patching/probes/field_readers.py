@@ -31,10 +31,13 @@ from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 #: Reads fields: (the ending run, or None at entry; *locals) -> fields. From the run it reads `duration_sec`,
 #: `inside` (records by event) and `value` (the returned value, or the item).
 Reader = Callable[..., dict[str, Any]]
+#: Reads one condition, from the same arguments: a true or a false value; what cannot be read is false.
+Condition = Callable[..., Any]
 
 # Names in the generated function; the dunder prefix avoids clashes with a target's locals.
 _RUN: Final = "__sglang_run"
 _FIELDS: Final = "__sglang_fields"
+_HOLDS: Final = "__sglang_holds"
 _HERE: Final = "__sglang_here"
 _EACH: Final = "__sglang_each"
 _VALUE: Final = "__sglang_value"
@@ -87,9 +90,10 @@ def reader(expressions: Mapping[str, Expression], arguments: ast.arguments) -> R
     return build(expressions, arguments) if expressions else None
 
 
-def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
-    """Build a reader of conditions; return None if there are none."""
-    return reader(_truth_tests(expressions), arguments)
+def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Condition | None:
+    """Build a reader of the one condition in `expressions`, named ""; return None if there is none."""
+    tests = _truth_tests(expressions)
+    return _build(tests, arguments, _HOLDS, ast.Constant(False)) if tests else None
 
 
 def _truth_tests(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
@@ -110,11 +114,17 @@ def _truth_tests(expressions: Mapping[str, Expression]) -> dict[str, Expression]
 
 def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
     """Build a reader of `expressions`; its parameters are the run, then `arguments`."""
+    return _build(expressions, arguments, _FIELDS, ast.Dict([], []))
+
+
+def _build(
+    expressions: Mapping[str, Expression], arguments: ast.arguments, returned: str, start: ast.expr
+) -> Callable[..., Any]:
     namespace = dict(_NAMESPACE)
-    body: list[ast.stmt] = [_assign(_FIELDS, ast.Dict([], []))]
+    body: list[ast.stmt] = [_assign(returned, start)]
     for name, expression in expressions.items():
         body += _field(name, expression, namespace)
-    body.append(ast.Return(_load(_FIELDS)))
+    body.append(ast.Return(_load(returned)))
     arguments.posonlyargs[:0] = [ast.arg(_RUN)]
     # Parsed, not constructed: FunctionDef has other fields in other versions of Python.
     module = ast.parse("def read(): pass")
@@ -122,7 +132,7 @@ def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Re
     function.args, function.body = arguments, body
     code = compile(ast.fix_missing_locations(module), "<sglang_instrument fields>", "exec")
     exec(code, namespace)  # noqa: S102 - a tree built here from the parsed language, not a text
-    return cast("Reader", namespace["read"])
+    return cast("Callable[..., Any]", namespace["read"])
 
 
 def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list[ast.stmt]:
@@ -323,6 +333,8 @@ def _store(name: str, value: ast.expr) -> list[ast.stmt]:
 
 
 def _store_as_is(name: str, value: ast.expr) -> ast.stmt:
+    if not name:  # a condition
+        return _assign(_HOLDS, value)
     return ast.Assign([ast.Subscript(_load(_FIELDS), ast.Constant(name), ast.Store())], value)
 
 

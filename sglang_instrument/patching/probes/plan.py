@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.probes.field_readers import (
+    Condition,
     Reader,
     condition,
     local_arguments,
@@ -39,8 +40,8 @@ class Plan:
     generator: bool = False
     is_read_by_others: bool = False
     captures: bool = False
-    when: Reader | None = None
-    leader: Reader | None = None
+    when: Condition | None = None
+    leader: Condition | None = None
     bind: Reader | None = None
     process: Reader | None = None
     process_keys: frozenset[str] = frozenset()
@@ -49,7 +50,7 @@ class Plan:
     enter: Reader | None = None
     exit: Reader | None = None
     exit_after_error: Reader | None = None
-    ends: Reader | None = None
+    ends: Condition | None = None
     enter_locals: tuple[str, ...] = ()
     exit_locals: tuple[str, ...] = ()
     error_locals: tuple[str, ...] = ()
@@ -60,23 +61,23 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """Whether a plain span is enough."""
-        reads = self.enter or self.exit or self.is_conditional
+        reads = self.enter or self.exit or self.is_conditional or self.generator
         return not (reads or self._does_more_at_entry or self._does_more_later)
 
     @property
     def begins_simply(self) -> bool:
-        """Whether a run, if its condition holds, only makes an unwatched span and reads fields at its start."""
+        """Whether a run that is wanted only makes an unwatched span and reads fields at its start."""
         return not (self.watched or self._does_more_at_entry)
 
     @property
     def only_reads(self) -> bool:
-        """Whether a run begins simply, and only reads fields at its end."""
+        """Whether a run begins simply, and at its end only reads fields and counts a generator's items."""
         return self.begins_simply and not self._does_more_later
 
     @property
     def only_reads_at_entry(self) -> bool:
         """Whether a run begins simply, and ends as a span does."""
-        return self.only_reads and self.exit is None
+        return self.only_reads and self.exit is None and not self.generator
 
     @property
     def _does_more_at_entry(self) -> bool:
@@ -84,7 +85,7 @@ class Plan:
 
     @property
     def _does_more_later(self) -> bool:
-        return self.captures or self.is_read_by_others or self.generator or self.emit != "span"
+        return self.captures or self.is_read_by_others or self.emit != "span"
 
 
 def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:

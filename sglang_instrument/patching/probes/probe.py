@@ -17,7 +17,6 @@ from sglang_instrument.patching.probes.region_spans import (
     Values,
     begin_simple_run,
     begin_span,
-    holds,
 )
 from sglang_instrument.patching.probes.step_counter import new_request_id
 from sglang_instrument.patching.probes.tracker_probe import TrackerProbe
@@ -128,8 +127,7 @@ def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
         return Probe(_begin_run, plan, waited)
     begin: tuple[Any, ...] = (begin_span, plan.event, plan.phase, waited, plan.enter)
     if not plan.only_reads_at_entry:
-        reader = plan.exit if plan.only_reads else None
-        begin = (begin_simple_run, plan, plan.event, plan.phase, waited, plan.enter, reader)
+        begin = (begin_simple_run, plan, plan.event, plan.phase, waited, plan.enter, plan.only_reads)
     return Probe(_begin_if_wanted, plan, partial(*begin)) if plan.is_conditional else Probe(*begin)
 
 
@@ -170,12 +168,12 @@ def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
 
 def _is_wanted(plan: Plan, values: Values) -> bool:
     """Return whether to record this run; first give the values of `process` to `identity`."""
-    if plan.when is not None and not holds(plan.when(None, *values)):
+    if plan.when is not None and not plan.when(None, *values):
         return False
     if plan.process is not None and not identity.is_told_by(plan):
         told = plan.process(None, *values)
         identity.learn(**told, by=plan if plan.process_keys == told.keys() else None)
-    return plan.leader is None or holds(plan.leader(None, *values))
+    return plan.leader is None or plan.leader(None, *values)
 
 
 def _bind(plan: Plan, values: Values) -> Bound:

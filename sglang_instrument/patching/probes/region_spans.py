@@ -35,7 +35,6 @@ class RegionSpan(Struct, eq=False):
 
     span: Span
     plan: Plan
-    reader: Reader | None = None  # reads the fields at the end, if the run does nothing else
     values: Values | None = None
     error_values: Values | None = None
     value: Any = None
@@ -52,18 +51,7 @@ class RegionSpan(Struct, eq=False):
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        values, reader, span = self.values, self.reader, self.span
-        if reader is None or values is None or error is not None:
-            leave_run(self, error, value)
-            return
-        try:
-            span.stop(None, None)
-            fields = reader(self, *values)
-            span.extra = fields if span.extra is None else {**span.extra, **fields}
-            self.values = self.value = None
-            spans.append_to_buffer(span)
-        except BaseException:
-            spans.drop_record("the probe of", span.event)
+        leave_run(self, error, value)
 
     def leave(self, *values: Any) -> None:
         """Take the values of the exit locals, at the region's last statement."""
@@ -134,16 +122,16 @@ def begin_simple_run(
     phase: str | None,
     waited: int | None,
     enter: Reader | None,
-    reader: Reader | None,
+    only_reads: bool,
     *values: Any,
 ) -> RegionSpan | Skipped:
     """Begin a run of a region that needs only a span at its start, with the fields that `enter` reads.
 
-    `reader` reads the fields of a run that does nothing else at its end.
+    `only_reads`: `plan.only_reads`; the compiled run then ends without calling Python but for the fields.
     """
     try:
         extra = None if enter is None else enter(None, *values)
-        return RegionSpan(Span(event, extra, phase, waited), plan, reader)
+        return RegionSpan(Span(event, extra, phase, waited), plan)
     except BaseException:
         spans.drop_record("the probe of", event)
         return SKIPPED
@@ -190,7 +178,7 @@ def count_item(run: RegionSpan, item: Any, handed: Values) -> None:
             run.value = item
         if plan.ends is not None:
             values = handed or run.values or _unbound(plan.exit_locals)
-            if holds(plan.ends(run, *values)):
+            if plan.ends(run, *values):
                 run.finished = True
                 run.values = values  # the exit fields read them, too
                 _end(run, None, None)
@@ -204,11 +192,6 @@ def capture_value(run: RegionSpan, name: str, value: Any) -> None:
         run.span.add(**{name: value})
     except BaseException:
         _log_swallowed(run)
-
-
-def holds(condition: dict[str, Any]) -> bool:
-    """Return whether a condition is true; a condition that cannot be read is false."""
-    return any(condition.values())
 
 
 def _end(run: RegionSpan, error: type[BaseException] | None, value: BaseException | None) -> None:

@@ -32,7 +32,8 @@ def learn(role: Any = None, worker: Any = None, tp: Any = None, by: object = Non
     """Learn the identity of this process from the trainer's own objects; `install(role=...)` wins.
 
     Without `worker`, the number in the name of this process's Ray actor is used: trainers name their actors
-    `agent_loop_worker_3`. `tp` is the tensor-parallel rank within one worker. `by` tells it: see `is_told_by`.
+    `agent_loop_worker_3`. `tp` is the tensor-parallel rank within one worker. `by` is who tells it: see
+    `is_told_by`.
     """
     global _learned, _worker, _tp, _kind
     if _learned == DEFAULT_ROLE:
