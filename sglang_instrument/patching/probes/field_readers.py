@@ -12,6 +12,19 @@ from operator import itemgetter
 from typing import Any, Final, cast
 
 from sglang_instrument.patching.probes import bound_ids, finished_regions
+from sglang_instrument.patching.probes.reader_code import (
+    EACH,
+    FIELDS,
+    HERE,
+    HOLDS,
+    RUN,
+    assign,
+    call,
+    load,
+    of_run,
+    store,
+    store_as_is,
+)
 from sglang_instrument.patching.tables import field_functions
 from sglang_instrument.patching.tables.field_language import (
     BEFORE,
@@ -34,21 +47,13 @@ Reader = Callable[..., dict[str, Any]]
 #: Reads one condition, from the same arguments: a true or a false value; what cannot be read is false.
 Condition = Callable[..., Any]
 
-# Names in the generated function; the dunder prefix avoids clashes with a target's locals.
-_RUN: Final = "__sglang_run"
-_FIELDS: Final = "__sglang_fields"
-_HOLDS: Final = "__sglang_holds"
-_HERE: Final = "__sglang_here"
-_EACH: Final = "__sglang_each"
-_VALUE: Final = "__sglang_value"
 _DURATION: Final = "duration_sec"  # a field of every record
 _OF_RECORDS: Final = frozenset({INSIDE, BEFORE, LAST})  # roots that lead to those of other regions
-
-
 _PLAIN: Final = frozenset({dict, list, tuple})
 _NAMESPACE: Final = {
     "__sglang_plain": _PLAIN,
     "__sglang_type": type,
+    "__sglang_dict": dict,
     "__sglang_error": BaseException,
     "__sglang_reraise": reraise_if_programs_own,
     "__sglang_unbound": field_functions.UNBOUND,
@@ -93,7 +98,7 @@ def reader(expressions: Mapping[str, Expression], arguments: ast.arguments) -> R
 def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Condition | None:
     """Build a reader of the one condition in `expressions`, named ""; return None if there is none."""
     tests = _truth_tests(expressions)
-    return _build(tests, arguments, _HOLDS, ast.Constant(False)) if tests else None
+    return _build(tests, arguments, HOLDS, ast.Constant(False)) if tests else None
 
 
 def _truth_tests(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
@@ -114,18 +119,18 @@ def _truth_tests(expressions: Mapping[str, Expression]) -> dict[str, Expression]
 
 def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
     """Build a reader of `expressions`; its parameters are the run, then `arguments`."""
-    return _build(expressions, arguments, _FIELDS, ast.Dict([], []))
+    return _build(expressions, arguments, FIELDS, ast.Dict([], []))
 
 
 def _build(
     expressions: Mapping[str, Expression], arguments: ast.arguments, returned: str, start: ast.expr
 ) -> Callable[..., Any]:
     namespace = dict(_NAMESPACE)
-    body: list[ast.stmt] = [_assign(returned, start)]
+    body: list[ast.stmt] = [assign(returned, start)]
     for name, expression in expressions.items():
         body += _field(name, expression, namespace)
-    body.append(ast.Return(_load(returned)))
-    arguments.posonlyargs[:0] = [ast.arg(_RUN)]
+    body.append(ast.Return(load(returned)))
+    arguments.posonlyargs[:0] = [ast.arg(RUN)]
     # Parsed, not constructed: FunctionDef has other fields in other versions of Python.
     module = ast.parse("def read(): pass")
     function = cast("ast.FunctionDef", module.body[0])
@@ -140,51 +145,70 @@ def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list
     otherwise: list[ast.stmt] = []
     for value in reversed(expression.alternatives):
         attempt = _attempt(name, value, expression, namespace)
+        if not otherwise:  # it may be missing in each record: an exception costs as much as ten fields
+            attempt = _unless_missing(value, attempt)
         otherwise = [ast.Try(attempt, [_when_unreadable(otherwise)], [], [])]
     return otherwise
 
 
+def _unless_missing(value: Path | Constant, attempt: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of an attempt that read a key, so that they store nothing where it is missing."""
+    if isinstance(value, Constant) or value.function is not None or not _ends_at_key(value):
+        return attempt
+    is_there = ast.Compare(_key(value.steps[-1]), [ast.In()], [load(HERE)])
+    no_dict = ast.Compare(call("__sglang_type", load(HERE)), [ast.IsNot()], [load("__sglang_dict")])
+    is_any = ast.Compare(load(HERE), [ast.IsNot()], [ast.Constant(None)])
+    found = ast.BoolOp(ast.And(), [is_any, ast.BoolOp(ast.Or(), [no_dict, is_there])])
+    *before, read, keep = attempt
+    return [*before, ast.If(found, [read, keep], [])]
+
+
+def _ends_at_key(path: Path) -> bool:
+    kinds = [step.kind for step in path.steps]
+    return path.root not in _OF_RECORDS and kinds[-1:] == ["key"] and "each" not in kinds
+
+
 def _when_unreadable(otherwise: list[ast.stmt]) -> ast.ExceptHandler:
     """Return a handler for all errors of a value's own code; it re-raises errors from outside."""
-    reraise: ast.stmt = ast.Expr(_call("__sglang_reraise"))
-    return ast.ExceptHandler(_load("__sglang_error"), None, [reraise, *otherwise])
+    reraise: ast.stmt = ast.Expr(call("__sglang_reraise"))
+    return ast.ExceptHandler(load("__sglang_error"), None, [reraise, *otherwise])
 
 
 def _attempt(
     name: str, value: Path | Constant, expression: Expression, namespace: dict[str, Any]
 ) -> list[ast.stmt]:
     if isinstance(value, Constant):
-        return [_store_as_is(name, ast.Constant(value.value))]
+        return [store_as_is(name, ast.Constant(value.value))]
     statements, end = _walk(value, expression)
     if value.function == "missing":
         return [_whether_missing(name, statements, end)]
     of_records = value.root in _OF_RECORDS and expression.is_root(value)
     of_durations = of_records and _each_record(value) == _DURATION  # floats: no type checks needed
     if value.function == "percent":
-        amount = _call("__sglang_sum", end) if of_durations else end
-        end = _call("__sglang_percent", amount, _of_run("duration_sec"))
+        amount = call("__sglang_sum", end) if of_durations else end
+        end = call("__sglang_percent", amount, of_run("duration_sec"))
     elif value.function == "total" and of_durations:
-        end = _call("__sglang_sum", end)
+        end = call("__sglang_sum", end)
     elif value.function == "size" and not any(step.kind == "each" for step in value.steps):
-        return [*statements, _assign(_HERE, end), _store_as_is(name, _size_here())]
+        return [*statements, assign(HERE, end), store_as_is(name, _size_here())]
     elif value.function is not None:
         end = _measured(value, end, namespace)
     if of_records:  # values in a record were reduced when it was made
-        return [*statements, _store_as_is(name, end)]
-    return [*statements, *_store(name, end)]
+        return [*statements, store_as_is(name, end)]
+    return [*statements, *store(name, end)]
 
 
 def _whether_missing(name: str, statements: list[ast.stmt], end: ast.expr) -> ast.stmt:
     """Return a statement that stores whether a value is None or cannot be read."""
     is_none = ast.Compare(end, [ast.Is()], [ast.Constant(None)])
-    handler = _when_unreadable([_store_as_is(name, ast.Constant(True))])
-    return ast.Try([*statements, _store_as_is(name, is_none)], [handler], [], [])
+    handler = _when_unreadable([store_as_is(name, ast.Constant(True))])
+    return ast.Try([*statements, store_as_is(name, is_none)], [handler], [], [])
 
 
 def _size_here() -> ast.expr:
     """Return `len()` for the usual collections, else the slower `field_functions.size()`."""
-    usual = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_sized")])
-    return ast.IfExp(usual, _call("__sglang_len", _load(_HERE)), _call("__sglang_size", _load(_HERE)))
+    usual = ast.Compare(call("__sglang_type", load(HERE)), [ast.In()], [load("__sglang_sized")])
+    return ast.IfExp(usual, call("__sglang_len", load(HERE)), call("__sglang_size", load(HERE)))
 
 
 def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
@@ -193,7 +217,7 @@ def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
     each = any(step.kind == "each" for step in path.steps)
     alias = f"__sglang_{path.function}{'_each' if each else ''}"
     namespace[alias] = found[each]
-    return _call(alias, end)
+    return call(alias, end)
 
 
 def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]:
@@ -212,27 +236,27 @@ def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]
         if step.kind in ("attribute", "pick"):
             here = _take_step(here, step)
             continue
-        statements.append(_assign(_HERE, here))
-        plain = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_plain")])
-        subscript = ast.Subscript(_load(_HERE), _key(step), ast.Load())
-        here = ast.IfExp(plain, subscript, _take_step(_load(_HERE), step))
+        statements.append(assign(HERE, here))
+        plain = ast.Compare(call("__sglang_type", load(HERE)), [ast.In()], [load("__sglang_plain")])
+        subscript = ast.Subscript(load(HERE), _key(step), ast.Load())
+        here = ast.IfExp(plain, subscript, _take_step(load(HERE), step))
     return statements, here
 
 
 def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...]]:
     """Return the value at which a path begins, and the remaining steps; not for paths to records."""
     if not expression.is_root(path):
-        return _load(path.root), path.steps
+        return load(path.root), path.steps
     if path.root in (BOUND, LATEST):
-        return _call(f"__sglang_{path.root}", ast.Constant(path.steps[0].name)), path.steps[1:]
-    return _load("__sglang_modules") if path.root == MODULES else _of_run("value"), path.steps
+        return call(f"__sglang_{path.root}", ast.Constant(path.steps[0].name)), path.steps[1:]
+    return load("__sglang_modules") if path.root == MODULES else of_run("value"), path.steps
 
 
 def _key(step: Step) -> ast.expr:
     """Return the key of a step: a constant, or the value at a path of attributes."""
     if step.of is None:
         return ast.Constant(step.name)
-    key: ast.expr = _load(step.of.root)
+    key: ast.expr = load(step.of.root)
     for attribute in step.of.steps:
         key = ast.Attribute(key, str(attribute.name), ast.Load())
     return key
@@ -244,10 +268,10 @@ def _records(path: Path) -> ast.expr:
     Records are mappings; an event that did not happen has none.
     """
     event = ast.Constant(path.steps[0].name)
-    get = ast.Attribute(_of_run("inside"), "get", ast.Load())
+    get = ast.Attribute(of_run("inside"), "get", ast.Load())
     here: ast.expr = ast.Call(get, [event, ast.List([], ast.Load())], [])
     if path.root != INSIDE:
-        here = _call(f"__sglang_{path.root}", event)
+        here = call(f"__sglang_{path.root}", event)
     field = _each_record(path)
     if field is not None:
         return _field_of_each(here, field)
@@ -272,11 +296,11 @@ def _field_of_each(records: ast.expr, field: str) -> ast.expr:
     The record of a turn that ended early lacks some fields: it is skipped. Each record has a duration.
     """
     if field == _DURATION:
-        durations = _call("__sglang_map", _load("__sglang_duration"), records)
+        durations = call("__sglang_map", load("__sglang_duration"), records)
         return ast.List([ast.Starred(durations, ast.Load())], ast.Load())
-    has = ast.Compare(ast.Constant(field), [ast.In()], [_load(_EACH)])
-    value = ast.Subscript(_load(_EACH), ast.Constant(field), ast.Load())
-    target = ast.Name(_EACH, ast.Store())
+    has = ast.Compare(ast.Constant(field), [ast.In()], [load(EACH)])
+    value = ast.Subscript(load(EACH), ast.Constant(field), ast.Load())
+    target = ast.Name(EACH, ast.Store())
     return ast.ListComp(value, [ast.comprehension(target, records, [has], 0)])
 
 
@@ -291,8 +315,8 @@ def _take_record_step(here: ast.expr, step: Step) -> ast.expr:
         pairs: list[ast.expr] = [
             ast.Tuple([ast.Constant(n) for n in pair], ast.Load()) for pair in step.names
         ]
-        return _call("__sglang_pick", here, ast.Tuple(pairs, ast.Load()))
-    return _call("__sglang_key", here, _key(step))
+        return call("__sglang_pick", here, ast.Tuple(pairs, ast.Load()))
+    return call("__sglang_key", here, _key(step))
 
 
 def _each(
@@ -300,7 +324,7 @@ def _each(
 ) -> ast.expr:
     """Return `[<rest of the path> for each in elements(over)]`; the first of `steps` is the `[*]`."""
     first, *rest = steps
-    end: ast.expr = _load(_EACH)
+    end: ast.expr = load(EACH)
     for index, step in enumerate(rest):
         if step.kind == "each":
             end = _each(end, tuple(rest[index:]), take_step)
@@ -310,45 +334,16 @@ def _each(
     if (
         take_step is _take_record_step and rest and rest[0].kind in ("attribute", "key")
     ):  # as in _field_of_each
-        conditions.append(ast.Compare(_key(rest[0]), [ast.In()], [_load(_EACH)]))
+        conditions.append(ast.Compare(_key(rest[0]), [ast.In()], [load(EACH)]))
     if first.name:
-        asked = take_step(_load(_EACH), Step("attribute", first.name))
-        conditions.append(_call("__sglang_truth", asked))
+        asked = take_step(load(EACH), Step("attribute", first.name))
+        conditions.append(call("__sglang_truth", asked))
     if first.of is not None:
-        over = _call("__sglang_chosen", over, _key(first))
-    target = ast.Name(_EACH, ast.Store())
-    return ast.ListComp(end, [ast.comprehension(target, _call("__sglang_elements", over), conditions, 0)])
+        over = call("__sglang_chosen", over, _key(first))
+    target = ast.Name(EACH, ast.Store())
+    return ast.ListComp(end, [ast.comprehension(target, call("__sglang_elements", over), conditions, 0)])
 
 
 def _refuse_unbound(here: ast.expr) -> ast.stmt:
-    unbound = ast.Compare(here, [ast.Is()], [_load("__sglang_unbound")])
-    return ast.If(unbound, [ast.Raise(_load("__sglang_unreadable"), None)], [])
-
-
-def _store(name: str, value: ast.expr) -> list[ast.stmt]:
-    """Return statements that store a value; the scalar check is inline, as a call costs as much again."""
-    scalar = ast.Compare(_call("__sglang_type", _load(_VALUE)), [ast.In()], [_load("__sglang_scalars")])
-    kept = ast.IfExp(scalar, _load(_VALUE), _call("__sglang_reduce", _load(_VALUE)))
-    return [_assign(_VALUE, value), _store_as_is(name, kept)]
-
-
-def _store_as_is(name: str, value: ast.expr) -> ast.stmt:
-    if not name:  # a condition
-        return _assign(_HOLDS, value)
-    return ast.Assign([ast.Subscript(_load(_FIELDS), ast.Constant(name), ast.Store())], value)
-
-
-def _assign(name: str, value: ast.expr) -> ast.stmt:
-    return ast.Assign([ast.Name(name, ast.Store())], value)
-
-
-def _of_run(name: str) -> ast.expr:
-    return ast.Attribute(_load(_RUN), name, ast.Load())
-
-
-def _load(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
-
-
-def _call(name: str, *arguments: ast.expr) -> ast.expr:
-    return ast.Call(_load(name), list(arguments), [])
+    unbound = ast.Compare(here, [ast.Is()], [load("__sglang_unbound")])
+    return ast.If(unbound, [ast.Raise(load("__sglang_unreadable"), None)], [])

@@ -125,10 +125,11 @@ def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
     if not plan.begins_simply:
         return Probe(_begin_run, plan, waited)
-    begin: tuple[Any, ...] = (begin_span, plan.event, plan.phase, waited, plan.enter)
-    if not plan.only_reads_at_entry:
-        begin = (begin_simple_run, plan, plan.event, plan.phase, waited, plan.enter, plan.only_reads)
-    return Probe(_begin_if_wanted, plan, partial(*begin)) if plan.is_conditional else Probe(*begin)
+    said = (plan.event, plan.phase, waited, plan.enter)
+    begin: partial[Any] = partial(begin_simple_run, plan, *said, plan.only_reads)
+    if plan.only_reads_at_entry:
+        begin = partial(begin_span, *said)
+    return Probe(_begin_if_wanted, plan, begin) if plan.is_conditional else Probe(begin)
 
 
 def _begin_if_wanted(plan: Plan, begin: Callable[..., Any], *values: Any) -> Any:

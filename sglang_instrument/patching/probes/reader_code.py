@@ -1,0 +1,46 @@
+"""Name the locals of a generated reader, and make the small parts of its syntax tree."""
+
+import ast
+from typing import Final
+
+# Names in the generated function; the dunder prefix avoids clashes with a target's locals.
+RUN: Final = "__sglang_run"
+FIELDS: Final = "__sglang_fields"
+HOLDS: Final = "__sglang_holds"
+HERE: Final = "__sglang_here"
+EACH: Final = "__sglang_each"
+VALUE: Final = "__sglang_value"
+
+
+def assign(name: str, value: ast.expr) -> ast.stmt:
+    """Return `name = value`."""
+    return ast.Assign([ast.Name(name, ast.Store())], value)
+
+
+def of_run(name: str) -> ast.expr:
+    """Return an attribute of the run."""
+    return ast.Attribute(load(RUN), name, ast.Load())
+
+
+def load(name: str) -> ast.expr:
+    """Return the value of a name."""
+    return ast.Name(name, ast.Load())
+
+
+def call(name: str, *arguments: ast.expr) -> ast.expr:
+    """Return the call of a name."""
+    return ast.Call(load(name), list(arguments), [])
+
+
+def store(name: str, value: ast.expr) -> list[ast.stmt]:
+    """Return statements that store a value; the scalar check is inline, as a call costs as much again."""
+    scalar = ast.Compare(call("__sglang_type", load(VALUE)), [ast.In()], [load("__sglang_scalars")])
+    kept = ast.IfExp(scalar, load(VALUE), call("__sglang_reduce", load(VALUE)))
+    return [assign(VALUE, value), store_as_is(name, kept)]
+
+
+def store_as_is(name: str, value: ast.expr) -> ast.stmt:
+    """Return a statement that stores a value which needs no reducing; "" is the name of a condition."""
+    if not name:
+        return assign(HOLDS, value)
+    return ast.Assign([ast.Subscript(load(FIELDS), ast.Constant(name), ast.Store())], value)
