@@ -396,6 +396,21 @@ def test_no_text_of_a_table_becomes_code():
     assert read('x["]); import os; ("]', x={"]); import os; (": 1}) == {"x": 1}
 
 
+def test_a_key_that_is_missing_leaves_its_field_out_whatever_should_have_it():
+    class Lazy(dict):
+        def __missing__(self, key):
+            raise AssertionError("asked to make an entry")
+
+    for there in ({"a": 1}, Lazy(a=1)):
+        assert read('x["a"]', x=there) == {"x": 1}
+        assert read('x["b"]', x=there) == read('x["a"]["b"]', x=there) == {}
+    assert read('x["b"]', x={"b": None}) == {"x": None}
+    assert read('x["b"]', x=None) == read('x["b"]', x=3) == read("x[3]", x=[1]) == {}
+    assert read("x[1]", x=[1, 2]) == {"x": 2}
+    assert read("x[i.key]", x={"b": 2}, i=SimpleNamespace(key=[])) == {}
+    assert read('x["b"] | x["c"]', x={"c": 4}) == {"x": 4}
+
+
 def test_a_filter_goes_over_the_elements_whose_attribute_is_true():
     work, padding = SimpleNamespace(scores={"tool": 1.0}, ids=[1, 2]), SimpleNamespace(scores={}, ids=[0] * 9)
     assert read("size(requests[?scores].ids)", requests=[work, padding]) == {"x": [2]}

@@ -675,6 +675,43 @@ def test_a_region_says_what_its_process_is_from_its_first_run_on(program, record
     assert (scope.role, scope.worker, scope.step) == ("server", 7, None)
 
 
+def test_a_region_is_asked_for_its_process_until_it_has_said_all(program, records):
+    module = program(
+        "def launch(server): pass",
+        launch=[{"event": "engine_start", "process": {"role": "'server'", "worker": "server.rank"}}],
+    )
+
+    class Server:
+        asked = 0
+
+        @property
+        def rank(self):
+            self.asked += 1
+            if self.asked == 1:
+                raise AttributeError("no rank yet")
+            return 7
+
+    server = Server()
+    for _ in range(4):
+        module.launch(server)
+    assert (server.asked, identity.process_worker()) == (2, 7)
+    identity.ask_again()  # as in a forked child
+    module.launch(server)
+    assert server.asked == 3
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_region_on_a_condition_that_only_reads_has_the_fields_of_both_ends(program, records, trained):
+    module = program(
+        "def train(batch): loss = sum(batch)",
+        train=[
+            {"event": "train", "when": "batch", "enter": {"size": "size(batch)"}, "exit": {"loss": "loss"}}
+        ],
+    )
+    module.train([3] if trained else [])
+    assert [record.extra for record in records] == [{"size": 1, "loss": 3}] * trained
+
+
 def test_the_role_that_install_was_given_wins_over_the_tables(program, records):
     module = program(
         "def launch(): pass", launch=[{"event": "engine_start", "process": {"role": "'server'"}}]
