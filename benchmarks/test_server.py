@@ -30,7 +30,10 @@ SHARP = 0.018  # stop at this width; the decision to stop does not depend on the
 LEAST = {"requests": 0.98, "batches": 0.96}  # lower bound of the interval
 REQUESTS = 64  # at once
 IN_A_BURST = 192  # so that the concurrency is constant for most of the burst
-TOKENS = range(8, 25)  # tokens of an answer; different, so that requests do not all end together
+#: Tokens of an answer, the fewest and the most; different, so that requests do not all end together.
+FEWEST_TOKENS, MOST_TOKENS = map(int, os.environ.get("BENCH_SERVER_TOKENS", "8,24").split(","))
+TOKENS = range(FEWEST_TOKENS, MOST_TOKENS + 1)
+PROMPT = 8  # tokens
 FEWEST = 40  # pairs
 WARM_UP = 10  # pairs
 SETTLING_SEC = 0.15  # after a burst, to write its records
@@ -50,7 +53,7 @@ class Clients:
     def _question(self, drawn):
         first = drawn.randrange(300, 400)
         sampling = {"max_new_tokens": drawn.choice(TOKENS), "temperature": 0, "ignore_eos": True}
-        return {"input_ids": list(range(first, first + 8)), "sampling_params": sampling}
+        return {"input_ids": list(range(first, first + PROMPT)), "sampling_params": sampling}
 
     async def __aenter__(self):
         import aiohttp
@@ -92,7 +95,8 @@ class Switched:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(SWITCHED), os.environ.get("PYTHONPATH")))),
         }
         # An idle server would busy-wait, and take a core from the clients of this one.
-        arguments = ("--sleep-on-idle", "--max-running-requests=64", "--max-total-tokens=4096")
+        room = max(4096, 2 * REQUESTS * (PROMPT + MOST_TOKENS))
+        arguments = ("--sleep-on-idle", f"--max-running-requests={REQUESTS}", f"--max-total-tokens={room}")
         self._server = start_server(folder, settings, *arguments)
         self.stop, self.port = self._server.stop, self._server.port
         names = self._server.children().items()

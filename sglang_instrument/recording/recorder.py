@@ -46,6 +46,7 @@ class Recorder:
     def start(self) -> None:
         """Accept spans from now on; the first span starts the threads and opens a file."""
         preload_libgcc()
+        identity.ask_again()
         identity.use_role(self.config.role)
         gpu_sync.use_policy(self.config.sync)
         spans.log_error_messages(self.config.log_error_messages)

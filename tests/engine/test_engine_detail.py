@@ -122,6 +122,16 @@ def test_a_process_that_is_told_its_role_repeatedly_notices_a_new_one():
     assert told("scheduler", 2, 1) == "scheduler_2_tp1"
 
 
+def test_a_process_with_an_inherited_number_is_not_asked_for_it_again(monkeypatch):
+    monkeypatch.setattr(identity.ray_actor, "may_run", lambda: True)
+    plan = object()
+    identity.learn("scheduler", None, 0, teller=plan)
+    assert not identity.knows_all_of(plan)  # its actor may get a name
+    monkeypatch.setenv("RANK", "3")
+    identity.learn("scheduler", None, 0, teller=plan)
+    assert identity.knows_all_of(plan)
+
+
 def test_an_actor_that_has_no_name_yet_learns_its_number_when_it_has_one(monkeypatch):
     monkeypatch.setattr(identity.ray_actor, "may_run", lambda: True)
     names = iter([None, None, "sglang_server_4"])

@@ -301,7 +301,7 @@ def test_large_values_become_loggable():
         ("", "expected a name, a function, a number or a 'text', got the end"),
         ("request.", "expected an attribute's name, got the end"),
         ("request.class", "expected an attribute's name, got 'class'"),
-        ("request[", 'expected "key", an index, a local, \\* or \\?attribute, got the end'),
+        ("request[", 'expected "key", an index, a local, \\*, \\?attribute or \\?local.attribute, got the end'),
         ("request[name[0]]", "expected attributes and ']', got ']'"),
         ("request[name", "expected attributes and ']', got the end"),
         ("request[0", "expected ']', got the end"),
@@ -427,6 +427,14 @@ def test_a_filter_by_another_collection_goes_over_the_elements_at_its_true_place
     assert read("size(requests[?batch.reasons].ids)", requests=[batch] * 3, batch=batch) == {"x": [2]}
     batch.reasons = []
     assert read("batch.rids[?batch.reasons] | 'other lengths'", batch=batch) == {"x": "other lengths"}
+
+
+def test_a_filter_may_have_the_name_of_a_root_but_none_begins_at_one():
+    assert read("x[?inside].ids", x=[SimpleNamespace(inside=1, ids=2)]) == {"x": [2]}
+    assert read("x[?result.flags]", "enter", x=["a"], result=SimpleNamespace(flags=[1])) == {"x": ["a"]}
+    for text in ("result.rids[?result.flags]", "x[result.key]"):
+        with pytest.raises(TableError, match="'result' is not a local"):
+            parse(text)
 
 
 def test_a_record_is_taken_under_other_names_without_what_it_lacks():

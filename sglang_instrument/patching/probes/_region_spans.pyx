@@ -36,7 +36,7 @@ cdef class RegionSpan(Block):
     cdef public long long items
     cdef public long long first_item
     cdef public bint finished
-    cdef bint only_reads  # plan.only_reads: then it ends here, unless it fails
+    cdef bint only_reads  # plan.only_reads: `end` may take the place of leave_run()
 
     def __cinit__(self, Span span not None, plan, bint only_reads=False):
         self.span, self.plan, self.only_reads = span, plan, only_reads
@@ -54,17 +54,22 @@ cdef class RegionSpan(Block):
         """Read the fields of a run that only reads, and keep its record."""
         cdef Span span = self.span
         plan = self.plan
-        span.stop(None, None)
-        if plan.exit is not None:
-            fields = plan.exit(self, *values)
-            span.extra = fields if span.extra is None else {**span.extra, **fields}
-        if plan.generator:
-            counted = {"items": self.items}
-            if self.items:
-                counted["first_item_sec"] = (self.first_item - span.start) / 1e9
-            span.extra = counted if span.extra is None else {**counted, **span.extra}
-        self.values = self.value = None
-        return append_to_buffer(span)
+        try:
+            span.stop(None, None)
+            if plan.exit is not None:
+                fields = plan.exit(self, *values)
+                span.extra = fields if span.extra is None else {**span.extra, **fields}
+            if plan.generator:
+                counted = {"items": self.items}
+                if self.items:
+                    counted["first_item_sec"] = (self.first_item - span.start) / 1e9
+                span.extra = counted if span.extra is None else {**counted, **span.extra}
+            append_to_buffer(span)
+        except BaseException:
+            drop_record("the probe of", span.event)
+        finally:
+            self.values = self.value = None
+        return 0
 
     cdef int count(self, object item, tuple handed) except -1:
         """Count an item of a run that only reads, and end the run if this is the last one."""
@@ -78,14 +83,12 @@ cdef class RegionSpan(Block):
             self.value = item
         if plan.ends is None:
             return 0
-        values = handed or self.values or unbound(plan.exit_locals)
-        if not plan.ends(self, *values):
-            return 0
-        self.finished = True
-        try:
+        values = handed or self.values
+        if values is None:
+            values = unbound(plan.exit_locals) if plan.exit_locals else ()
+        if plan.ends(self, *values):
+            self.finished = True
             return self.end(values)
-        except BaseException:
-            drop_record("the probe of", self.span.event)
         return 0
 
     def leave(self, *values):
@@ -130,7 +133,7 @@ install_enter_exit(RegionSpan)
 def begin_simple_run(plan, event, phase, waited, enter, only_reads, *values):
     """Begin a run of a region that needs only a span at its start, with the fields that `enter` reads."""
     try:
-        return RegionSpan.__new__(RegionSpan, begun(event, phase, waited, enter, values), plan, only_reads)
+        return RegionSpan.__new__(RegionSpan, new_span(event, phase, waited, enter, values), plan, only_reads)
     except BaseException:
         drop_record("the probe of", event)
         return SKIPPED
@@ -139,13 +142,13 @@ def begin_simple_run(plan, event, phase, waited, enter, only_reads, *values):
 def begin_span(event, phase, waited, enter, *values):
     """Begin a run of a region that needs only a span with the fields that `enter` reads."""
     try:
-        return begun(event, phase, waited, enter, values)
+        return new_span(event, phase, waited, enter, values)
     except BaseException:
         drop_record("the probe of", event)
         return SKIPPED
 
 
-cdef Span begun(object event, object phase, object waited, object enter, tuple values):
+cdef Span new_span(object event, object phase, object waited, object enter, tuple values):
     cdef Span span = Span.__new__(Span)
     extra = None if enter is None else enter(None, *values)
     span.begin(event, extra, phase, NOT_COUNTED if waited is None else waited)

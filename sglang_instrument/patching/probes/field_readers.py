@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from sglang_instrument.patching.probes import bound_ids, finished_regions
 from sglang_instrument.patching.probes.reader_code import (
+    CONDITION,
     EACH,
     FIELDS,
     HERE,
@@ -96,9 +97,9 @@ def reader(expressions: Mapping[str, Expression], arguments: ast.arguments) -> R
 
 
 def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Condition | None:
-    """Build a reader of the one condition in `expressions`, named ""; return None if there is none."""
-    tests = _truth_tests(expressions)
-    return _build(tests, arguments, HOLDS, ast.Constant(False)) if tests else None
+    """Build a reader of the one condition in `expressions`; return None if there is none."""
+    tests = list(_truth_tests(expressions).values())
+    return _build({CONDITION: tests[0]}, arguments, HOLDS, ast.Constant(False)) if tests else None
 
 
 def _truth_tests(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
@@ -152,13 +153,13 @@ def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list
 
 
 def _unless_missing(value: Path | Constant, attempt: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements of an attempt that read a key, so that they store nothing where it is missing."""
+    """Return the attempt; if its last step is a key, it stores nothing where a dict lacks that key."""
     if isinstance(value, Constant) or value.function is not None or not _ends_at_key(value):
         return attempt
     is_there = ast.Compare(_key(value.steps[-1]), [ast.In()], [load(HERE)])
-    no_dict = ast.Compare(call("__sglang_type", load(HERE)), [ast.IsNot()], [load("__sglang_dict")])
-    is_any = ast.Compare(load(HERE), [ast.IsNot()], [ast.Constant(None)])
-    found = ast.BoolOp(ast.And(), [is_any, ast.BoolOp(ast.Or(), [no_dict, is_there])])
+    is_no_dict = ast.Compare(call("__sglang_type", load(HERE)), [ast.IsNot()], [load("__sglang_dict")])
+    is_not_none = ast.Compare(load(HERE), [ast.IsNot()], [ast.Constant(None)])
+    found = ast.BoolOp(ast.And(), [is_not_none, ast.BoolOp(ast.Or(), [is_no_dict, is_there])])
     *before, read, keep = attempt
     return [*before, ast.If(found, [read, keep], [])]
 

@@ -125,10 +125,10 @@ def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
     if not plan.begins_simply:
         return Probe(_begin_run, plan, waited)
-    said = (plan.event, plan.phase, waited, plan.enter)
-    begin: partial[Any] = partial(begin_simple_run, plan, *said, plan.only_reads)
+    of_span = (plan.event, plan.phase, waited, plan.enter)
+    begin: partial[Any] = partial(begin_simple_run, plan, *of_span, plan.only_reads)
     if plan.only_reads_at_entry:
-        begin = partial(begin_span, *said)
+        begin = partial(begin_span, *of_span)
     return Probe(_begin_if_wanted, plan, begin) if plan.is_conditional else Probe(begin)
 
 
@@ -171,9 +171,9 @@ def _is_wanted(plan: Plan, values: Values) -> bool:
     """Return whether to record this run; first give the values of `process` to `identity`."""
     if plan.when is not None and not plan.when(None, *values):
         return False
-    if plan.process is not None and not identity.is_told_by(plan):
+    if plan.process is not None and not identity.knows_all_of(plan):
         told = plan.process(None, *values)
-        identity.learn(**told, by=plan if plan.process_keys == told.keys() else None)
+        identity.learn(**told, teller=plan if plan.process_keys == told.keys() else None)
     return plan.leader is None or plan.leader(None, *values)
 
 

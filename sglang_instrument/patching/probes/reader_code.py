@@ -1,7 +1,7 @@
 """Name the locals of a generated reader, and make the small parts of its syntax tree."""
 
 import ast
-from typing import Final
+from typing import Any, Final
 
 # Names in the generated function; the dunder prefix avoids clashes with a target's locals.
 RUN: Final = "__sglang_run"
@@ -10,6 +10,9 @@ HOLDS: Final = "__sglang_holds"
 HERE: Final = "__sglang_here"
 EACH: Final = "__sglang_each"
 VALUE: Final = "__sglang_value"
+
+#: Stands for the name of a field whose value is a condition: no table can write it.
+CONDITION: Final[Any] = object()
 
 
 def assign(name: str, value: ast.expr) -> ast.stmt:
@@ -40,7 +43,7 @@ def store(name: str, value: ast.expr) -> list[ast.stmt]:
 
 
 def store_as_is(name: str, value: ast.expr) -> ast.stmt:
-    """Return a statement that stores a value which needs no reducing; "" is the name of a condition."""
-    if not name:
+    """Return a statement that stores a value which needs no reducing."""
+    if name is CONDITION:
         return assign(HOLDS, value)
     return ast.Assign([ast.Subscript(load(FIELDS), ast.Constant(name), ast.Store())], value)

@@ -127,7 +127,7 @@ def begin_simple_run(
 ) -> RegionSpan | Skipped:
     """Begin a run of a region that needs only a span at its start, with the fields that `enter` reads.
 
-    `only_reads`: `plan.only_reads`; the compiled run then ends without calling Python but for the fields.
+    `only_reads` is `plan.only_reads`: the compiled twin then calls Python only to read fields.
     """
     try:
         extra = None if enter is None else enter(None, *values)

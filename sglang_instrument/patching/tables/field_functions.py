@@ -65,7 +65,7 @@ def chosen(values: Any, flags: Any) -> Any:
         ValueError: Their lengths differ.
     """
     pairs = zip(elements(values), elements(flags), strict=True)
-    return [value for value, flag in pairs if flag is not None and truth(flag)]
+    return [value for value, flag in pairs if flag is not None and truth(flag)]  # the first test saves calls
 
 
 def key(value: Any, name: str | int) -> Any:

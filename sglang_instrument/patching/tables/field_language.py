@@ -50,7 +50,7 @@ class Step:
 
     A step reads an attribute, or a key or index; `each` reads every element, or those whose attribute `name`
     is true; `pick` makes a record of some fields, with `names` as (new name, old name). The path `of`, if
-    given, leads to the key, or to the collection that is true for the elements to read.
+    given, leads to the key, or to the collection whose true elements say which ones to read.
     """
 
     kind: Literal["attribute", "key", "each", "pick"]
@@ -259,7 +259,7 @@ class _Parser:
         if kind == "name":
             return self._key_of()
         if kind not in ("integer", "string") and word != "*":
-            raise self._error('"key", an index, a local, * or ?attribute')
+            raise self._error('"key", an index, a local, *, ?attribute or ?local.attribute')
         self._advance()
         if not self._take("]"):
             raise self._error("']'")
@@ -268,10 +268,8 @@ class _Parser:
         return Step("key", int(word) if kind == "integer" else word[1:-1])
 
     def _filter(self) -> Step:
-        path = self._attributes(self._name("an attribute's name"))
-        if path.steps or path.is_local:
-            return Step("each", of=path)
-        return Step("each", path.root)
+        name = self._name("an attribute's name")
+        return Step("each", name) if self._take("]") else Step("each", of=self._attributes(name))
 
     def _key_of(self) -> Step:
         root = self.word
@@ -282,6 +280,10 @@ class _Parser:
         path = self._path(root)
         if any(step.kind != "attribute" for step in path.steps) or not self._take("]"):
             raise self._error("attributes and ']'")
+        if not path.is_local and root in _ROOTS[self.moment]:
+            raise TableError(
+                f"expression {self.text!r}: {root!r} is not a local, which must stand in brackets"
+            )
         return path
 
     def _take(self, sign: str) -> bool:

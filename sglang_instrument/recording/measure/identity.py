@@ -18,7 +18,7 @@ _learned: str = DEFAULT_ROLE  # from the trainer's own objects; stays true after
 _worker: int | None = None
 _tp: int | None = None
 _kind: str | None = None  # of servers with their own numbering: those of a reward model, of a teacher
-_told_by: Final[set[object]] = set()  # who has told all that it will ever tell
+_tellers: Final[set[object]] = set()  # whose `process` fields were all read, and need not be read again
 
 
 def use_role(role: str) -> None:
@@ -28,12 +28,12 @@ def use_role(role: str) -> None:
     _hand_on_number()
 
 
-def learn(role: Any = None, worker: Any = None, tp: Any = None, by: object = None) -> None:
+def learn(role: Any = None, worker: Any = None, tp: Any = None, teller: object = None) -> None:
     """Learn the identity of this process from the trainer's own objects; `install(role=...)` wins.
 
     Without `worker`, the number in the name of this process's Ray actor is used: trainers name their actors
-    `agent_loop_worker_3`. `tp` is the tensor-parallel rank within one worker. `by` is who tells it: see
-    `is_told_by`.
+    `agent_loop_worker_3`. `tp` is the tensor-parallel rank within one worker. `teller` is the plan with these
+    fields, if all of them could be read.
     """
     global _learned, _worker, _tp, _kind
     if _learned == DEFAULT_ROLE:
@@ -46,19 +46,20 @@ def learn(role: Any = None, worker: Any = None, tp: Any = None, by: object = Non
         _worker = integer(worker)
     if tp is not None:
         _tp = integer(tp)
-    if by is not None and (_worker is not None or not ray_actor.may_run()):
-        _told_by.add(by)
+    has_number = _worker is not None or _inherited_rank().isdigit() or not ray_actor.may_run()
+    if teller is not None and has_number:  # else the Ray actor may get its name, with its number, later
+        _tellers.add(teller)
     _hand_on_number()
 
 
-def is_told_by(teller: object) -> bool:
-    """Return whether `teller` need not tell it again; an actor's name, with its number, may come later."""
-    return teller in _told_by
+def knows_all_of(teller: object) -> bool:
+    """Return whether this plan's `process` fields need not be read again."""
+    return teller in _tellers
 
 
 def ask_again() -> None:
-    """Learn it anew from everybody, as in a forked child."""
-    _told_by.clear()
+    """Read all plans' `process` fields again, as in a forked child."""
+    _tellers.clear()
 
 
 def process_role() -> str:
