@@ -301,7 +301,7 @@ def test_large_values_become_loggable():
         ("", "expected a name, a function, a number or a 'text', got the end"),
         ("request.", "expected an attribute's name, got the end"),
         ("request.class", "expected an attribute's name, got 'class'"),
-        ("request[", 'expected "key", an index, a local, \\*, \\?attribute or \\?local.attribute, got the end'),
+        ("request[", "a local, \\*, \\?attribute or \\?local.attribute, got the end"),
         ("request[name[0]]", "expected attributes and ']', got ']'"),
         ("request[name", "expected attributes and ']', got the end"),
         ("request[0", "expected ']', got the end"),
