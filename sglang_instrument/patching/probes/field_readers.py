@@ -146,7 +146,7 @@ def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list
     otherwise: list[ast.stmt] = []
     for value in reversed(expression.alternatives):
         attempt = _attempt(name, value, expression, namespace)
-        if not otherwise:  # it may be missing in each record: an exception costs as much as ten fields
+        if not otherwise:  # an exception for a key that each record lacks costs as much as some fields
             attempt = _unless_missing(value, attempt)
         otherwise = [ast.Try(attempt, [_when_unreadable(otherwise)], [], [])]
     return otherwise

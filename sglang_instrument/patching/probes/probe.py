@@ -123,11 +123,11 @@ def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
     """Return a probe that does only what `plan` needs at entry; `waited=0`: its spans count awaits."""
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
-    if not plan.begins_simply:
-        return Probe(_begin_run, plan, waited)
     of_span = (plan.event, plan.phase, waited, plan.enter)
     begin: partial[Any] = partial(begin_simple_run, plan, *of_span, plan.only_reads)
-    if plan.only_reads_at_entry:
+    if not plan.begins_simply:
+        begin = partial(_begin_run, plan, waited)
+    elif plan.only_reads_at_entry:
         begin = partial(begin_span, *of_span)
     return Probe(_begin_if_wanted, plan, begin) if plan.is_conditional else Probe(begin)
 
@@ -144,11 +144,9 @@ def _begin_if_wanted(plan: Plan, begin: Callable[..., Any], *values: Any) -> Any
 
 
 def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
-    """Begin a run of a region; return `SKIPPED` if it is not to be recorded."""
+    """Begin a run of a region that needs more than a span at its start."""
     bound = None
     try:
-        if plan.is_conditional and not _is_wanted(plan, values):
-            return SKIPPED
         if plan.binds:
             bound = _bind(plan, values)
         extra = None if plan.enter is None else plan.enter(None, *values)

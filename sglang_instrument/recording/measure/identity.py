@@ -18,7 +18,7 @@ _learned: str = DEFAULT_ROLE  # from the trainer's own objects; stays true after
 _worker: int | None = None
 _tp: int | None = None
 _kind: str | None = None  # of servers with their own numbering: those of a reward model, of a teacher
-_tellers: Final[set[object]] = set()  # whose `process` fields were all read, and need not be read again
+_tellers: Final[set[object]] = set()  # plans whose `process` fields were all read
 
 
 def use_role(role: str) -> None:
