@@ -5,9 +5,9 @@ import graphlib
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import sglang_instrument
 
@@ -148,42 +148,69 @@ def folder_of(module):
     return module.rpartition(".")[0] or module
 
 
-def imports(path, deferred=True):
-    """Return our modules that a file imports: at its top and, if `deferred`, inside of functions.
+@dataclass(frozen=True)
+class File:
+    """What the rules ask of a Python file."""
 
-    Imports under TYPE_CHECKING are left out.
-    """
+    docstring: str
+    imports: frozenset[str]  # our modules, imported at its top or in functions, but not under TYPE_CHECKING
+    relative_imports: tuple[int, ...]  # their lines
+
+
+@cache
+def read(path):
     tree = ast.parse(path.read_text())
-    found = set()
-    for node in _running(tree) if deferred else tree.body:
+    modules, relative = set(), []
+    for node in running(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            relative.append(node.lineno)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found |= {_module(node.module, alias.name) for alias in node.names}
-    ours = {name for name in found if name == "sglang_instrument" or name.startswith("sglang_instrument.")}
-    return {name.removeprefix("sglang_instrument").lstrip(".") for name in ours}
+            modules |= {_module(node.module, alias.name) for alias in node.names}
+    ours = {name for name in modules if name == "sglang_instrument" or name.startswith("sglang_instrument.")}
+    ours = frozenset(name.removeprefix("sglang_instrument").lstrip(".") for name in ours)
+    return File(ast.get_docstring(tree) or "", ours, tuple(relative))
 
 
-def _running(node):
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        yield child
-        yield from _running(child)
+def running(tree):
+    """Yield the statements of a file, without those under TYPE_CHECKING."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
+            if not isinstance(child, ast.expr):  # no import is in an expression
+                yield child
+                waiting.append(child)
 
 
+@cache
 def _module(package, name):
     """Return what `from package import name` imports: a module of ours, or else the package."""
     path = ROOT.parent.joinpath(*package.split("."), name)
     return f"{package}.{name}" if path.with_suffix(".py").exists() or path.is_dir() else package
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_run_one_way(path):
-    folder = folder_of(name_of(path))
-    wrong = {module for module in imports(path) if folder_of(module) not in MAY_IMPORT[folder] | {folder}}
-    assert not wrong, f"{folder} may import {sorted(MAY_IMPORT[folder])}"
+def test_imports_run_one_way():
+    wrong = []
+    for path in FILES:
+        folder = folder_of(name_of(path))
+        allowed = MAY_IMPORT[folder] | {folder}
+        wrong += [
+            f"{path.relative_to(ROOT)} imports {module or 'the package'} of {folder_of(module)}; "
+            f"{folder} may import {', '.join(sorted(MAY_IMPORT[folder])) or 'nothing of ours'}"
+            for module in sorted(read(path).imports)
+            if folder_of(module) not in allowed
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_is_relative():
+    assert [
+        f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in read(path).relative_imports
+    ] == []
 
 
 def test_no_folders_form_a_circle():
@@ -192,7 +219,7 @@ def test_no_folders_form_a_circle():
 
 
 def test_no_imports_form_a_circle():
-    graph = {name_of(path): imports(path) - {name_of(path)} for path in FILES}
+    graph = {name_of(path): read(path).imports - {name_of(path)} for path in FILES}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
 
 
@@ -207,17 +234,23 @@ def test_no_folder_has_too_many_modules():
     assert {folder for folder, count in counts.items() if count > MOST_MODULES} == set(FULLER_FOLDERS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_each_file_begins_with_a_docstring(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-    assert docstring, f"{path} has no docstring"
-    assert docstring.splitlines()[0].endswith((".", ",", ":", "?", "`"))
+def test_each_file_begins_with_a_docstring_of_which_the_first_line_is_whole():
+    wrong = [
+        f"{path.relative_to(ROOT)}: {first!r}"
+        for path in FILES
+        for first in [read(path).docstring.partition("\n")[0]]
+        if not first.endswith((".", ",", ":", "?", "`"))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", [*FILES, *COMPILED, *SCRIPTS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_too_long(path):
-    lines = len(path.read_text().splitlines())
-    assert lines <= LONGEST_FILE or name_of(path) in LONGER_FILES
+def test_no_file_is_too_long():
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in [*FILES, *COMPILED, *SCRIPTS]
+        if name_of(path) not in LONGER_FILES
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
 
 
 def test_the_public_names_equal_all_in_order():

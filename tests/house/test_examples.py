@@ -1,14 +1,15 @@
 """Run each example of the pages: tables, Python, commands; examples that cannot run here are skipped."""
 
 import json
-import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from documented import PAGES, PROGRAMS, ROOT, blocks, inline, own_commands, programs, shell_blocks
+from documented import PAGES, ROOT, blocks, inline, own_commands, programs, shell_blocks
 from made_traces import engine_trace
 from profile_stand_ins import StandIn, served
 
@@ -30,7 +31,7 @@ else:
     import tomli as tomllib
 
 LANGUAGE = ROOT / "patches/README.md"
-#: tests/live/test_prometheus.py checks those in yaml.
+#: tests/live/test_prometheus.py checks yaml, tests/analysis/test_sql.py checks sql; nothing builds dockerfiles.
 LANGUAGES = {"", "text", "toml", "python", "bash", "json", "yaml", "dockerfile", "sql"}
 #: The module that the example table of the field language patches.
 TRAINER = '''
@@ -73,11 +74,11 @@ def test_the_examples_are_found():
     }
 
 
-@pytest.mark.parametrize("block", blocks("toml"), ids=ids)
-def test_a_table_is_in_the_language(block):
-    table = parse_table(str(block), tomllib.loads(block.text))
-    for region in (region for patch in table.patches for region in patch.regions):
-        make_plan(region)
+def test_each_table_is_in_the_language():
+    for block in blocks("toml"):
+        table = parse_table(str(block), tomllib.loads(block.text))  # an error names the block
+        for region in (region for patch in table.patches for region in patch.regions):
+            make_plan(region)
 
 
 def test_the_table_of_the_languages_page_measures_what_it_says(run_script, tmp_path):
@@ -122,33 +123,23 @@ def test_the_page_of_the_language_names_every_key_and_function():
     assert {name for name in NAMES if not re.search(rf"\b{name}\b", functions)} == set()
 
 
-@pytest.fixture
-def at_hand(tmp_path):
-    """Make what the examples use: a run, traces of an engine, a server that can be profiled."""
-    logs = synthetic_run(tmp_path / "logs/gsm8k_600", steps=3, first_step=66, workers=2, requests=4)
-    export_dataset(open_run(logs), tmp_path / "gsm8k_600_parquet")
-    (tmp_path / "sglang_profile").mkdir()
-    engine_trace().write(tmp_path / "sglang_profile/made-TP-0.trace.json.gz")
-    with served(StandIn()) as [server]:
-        yield server.url
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Make what the examples read: a run, its dataset, traces of an engine."""
+    folder = tmp_path_factory.mktemp("made")
+    logs = synthetic_run(folder / "logs/gsm8k_600", steps=3, first_step=66, workers=2, requests=4)
+    export_dataset(open_run(logs), folder / "gsm8k_600_parquet")
+    (folder / "sglang_profile").mkdir()
+    engine_trace().write(folder / "sglang_profile/made-TP-0.trace.json.gz")
+    return folder
 
 
 @pytest.fixture
-def run_python(tmp_path):
-    """Run a program in the folder of the test, without settings; it must succeed without a warning."""
-
-    def run(source, *arguments):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", source, *arguments],
-            cwd=tmp_path,
-            env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "Traceback" not in done.stderr
-
-    return run
+def folder(made, tmp_path, monkeypatch):
+    """The folder that the examples run in, with what they read, and without settings in the environment."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 NOTEBOOK = "docs/how-to/notebook.md"
@@ -167,54 +158,58 @@ asyncio.run(run(sys.argv[1:]))
 """
 
 
-def test_the_cells_of_the_notebook_run_one_after_the_other(run_python):
+def test_the_cells_of_the_notebook_run_one_after_the_other(folder):
     cells = [block.text for block in blocks("python") if block.page == NOTEBOOK]
     assert len(cells) >= 4
-    run_python(KERNEL, *cells)
+    command = [sys.executable, "-W", "ignore", "-c", KERNEL, *cells]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("block", [block for block in blocks("python") if block.page != NOTEBOOK], ids=ids)
-def test_python_runs(block, at_hand, run_python, tmp_path):
-    source = block.text.replace("/tmp/sglang_profile", str(tmp_path / "sglang_profile"))
+def test_python_runs(block, folder):
+    source = block.text.replace("/tmp/sglang_profile", str(folder / "sglang_profile"))
+    code = compile(source, str(block), "exec", dont_inherit=True)
     if 'on="ray"' in source:
-        compile(source, block.page, "exec")
         pytest.skip("read, not run: needs a Ray cluster")
-    if "engine_or_url_or_list" in source:
-        source = f"engine_or_url_or_list = {at_hand!r}\n{source}"
-    run_python(source)
+    with served(StandIn()) as [server]:
+        exec(code, {"__name__": "__main__", "engine_or_url_or_list": server.url})
 
 
-@pytest.mark.parametrize(
-    "words", [pytest.param(words, id=f"{at} {' '.join(words)}") for at, words in own_commands()]
-)
-def test_a_command_is_one_that_there_is(words):
-    assert words[0] in COMMANDS
-    if words[1:] not in ([], ["--help"]):  # otherwise the text only names it or uses --help
-        parser_of(words[0]).parse_args(words[1:])
+def test_each_command_is_one_of_ours_and_takes_its_arguments(capsys):
+    wrong = []
+    for page, (command, *arguments) in own_commands():
+        if command not in COMMANDS:
+            wrong.append(f"{page}: there is no command {command!r}")
+        elif arguments not in ([], ["--help"]):  # otherwise the text only names it or uses --help
+            try:
+                parser_of(command).parse_args(arguments)
+            except SystemExit:
+                said = capsys.readouterr().err.strip().splitlines()[-1]
+                wrong.append(f"{page}: {shlex.join([command, *arguments])}: {said}")
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("block", shell_blocks(), ids=ids)
-def test_a_shell_can_read_it_and_what_it_calls_is_ours_or_told(block):
-    text = textwrap.dedent(re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE))
-    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    called = programs(block)
-    assert called
+def test_a_shell_can_read_each_block_and_each_goal_of_make_is_in_the_makefile():
     goals = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= goals
-    reasons = [f"{name}: {PROGRAMS[name]}" for name in sorted(called & PROGRAMS.keys())]
-    if reasons:
-        pytest.skip(f"read, not run: {'; '.join(reasons)}")
+    wrong = []
+    for block in shell_blocks():
+        text = textwrap.dedent(re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE))
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+        wrong += [f"{block}: {done.stderr}"] if done.returncode else []
+        wrong += [
+            f"{block}: no goal {goal}"
+            for goal in re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)
+            if goal not in goals
+        ]
+        wrong += [] if programs(block) else [f"{block}: calls no program of ours and none of PROGRAMS"]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("block", blocks("json"), ids=ids)
-def test_a_record_that_is_shown_is_one(block):
-    for line in block.text.splitlines():
-        record = json.loads(line)
-        assert record["event"] in schema.EVENTS.keys() | schema.CONTROL_EVENTS
-        assert [key for key in schema.KEYS if key in record] == list(record)
-
-
-@pytest.mark.parametrize("block", blocks("dockerfile"), ids=ids)
-def test_a_dockerfile_is_not_built(block):
-    pytest.skip(f"not run: {PROGRAMS['docker']}")
+def test_each_record_that_is_shown_is_one():
+    for block in blocks("json"):
+        for line in block.text.splitlines():
+            record = json.loads(line)
+            assert record["event"] in schema.EVENTS.keys() | schema.CONTROL_EVENTS, f"{block}: {line}"
+            assert [key for key in schema.KEYS if key in record] == list(record), f"{block}: {line}"
