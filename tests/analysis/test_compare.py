@@ -3,21 +3,36 @@
 import math
 from pathlib import Path
 from random import Random
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queued import Queued
-from scipy.stats import ttest_ind, ttest_rel
+from scipy.stats import nct, t, ttest_ind, ttest_rel
 
 from sglang_instrument.analysis import compare_runs, open_run
 from sglang_instrument.analysis.changes.compare import Comparison, Condition, comparison_of
 from sglang_instrument.analysis.changes.metrics import METRICS
-from sglang_instrument.analysis.changes.statistics import ALPHA, difference, holm
+from sglang_instrument.analysis.changes.statistics import ALPHA, POWER, difference, holm
 from sglang_instrument.testing import synthetic_run
 
 values = st.lists(st.floats(0.01, 100.0), min_size=2, max_size=3)
+
+
+def scattered(steps: int, deviation: float) -> list[float]:
+    """Return a value a step, whose logarithms alternate around 0 and have this standard deviation."""
+    signs = [(-1) ** step for step in range(steps)]
+    logs = [sign - fmean(signs) for sign in signs]
+    return [math.exp(log * deviation / stdev(logs)) for log in logs]
+
+
+def power(steps: int, log: float, deviation: float, alpha: float) -> float:
+    """Return how likely Student's t tells such runs apart, by the noncentral distribution."""
+    freedom, away = 2 * (steps - 1), log / (deviation * math.sqrt(2 / steps))
+    critical = t.ppf(1 - alpha / 2, freedom)
+    return float(nct.sf(critical, freedom, away) + nct.cdf(-critical, freedom, away))
 
 
 def rows(compared: Comparison) -> dict[str, dict[str, Any]]:
@@ -43,11 +58,18 @@ def test_two_samples_are_compared_by_t_on_logarithms(one: list[float], other: li
     assert found.interval(0.1) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
 
 
-def test_samples_of_other_sizes_are_compared_by_welchs_t_but_not_with_two_or_three_steps() -> None:
-    one, other = [1.0, 3.0, 1.2, 2.8], [2.0, 5.0, 2.1, 4.9, 2.2]
+@pytest.mark.parametrize("sizes", [(4, 5), (4, 12), (12, 4), (10, 100)])
+def test_samples_of_other_sizes_are_compared_by_welchs_t(sizes: tuple[int, int]) -> None:
+    one, other = scattered(sizes[0], 0.2), [2 * value for value in scattered(sizes[1], 0.5)]
     expected = ttest_ind([*map(math.log, other)], [*map(math.log, one)], equal_var=False)
     assert difference(one, other).p_value() == pytest.approx(expected.pvalue)
-    assert difference(one[:3], other).freedom == 2
+
+
+@pytest.mark.parametrize(("sizes", "freedom"), [((2, 3), 1), ((2, 40), 1), ((3, 40), 2), ((40, 3), 2)])
+def test_two_or_three_steps_have_no_more_freedom_however_many_the_other_run_has(
+    sizes: tuple[int, int], freedom: int
+) -> None:
+    assert difference(*(scattered(size, 0.2) for size in sizes)).freedom == freedom
 
 
 def test_pairs_are_compared_by_students_t_on_the_logarithms_of_their_ratios() -> None:
@@ -73,29 +95,6 @@ def test_an_interval_holds_1_just_when_no_difference_is_told(seed: int, steps: i
         assert (row["low"] <= 1 <= row["high"]) == (row["verdict"] in ("same", "too few steps"))
 
 
-@pytest.mark.parametrize(("steps", "alike"), [(2, 0.0), (3, 0.0), (10, 0.0), (10, 0.4)])
-def test_equal_runs_are_called_different_in_at_most_one_of_twenty_pairs(steps: int, alike: float) -> None:
-    """Steps of every shape: even, long-tailed, and alike to the step before; 400 pairs of runs."""
-    random, wrong = Random(steps), 0
-    for _ in range(400):
-        made = [{name: _steps(random, name, steps, alike) for name in METRICS} for _ in range(2)]
-        verdicts = comparison_of(*made, [*range(steps)], [*range(steps)]).table["verdict"]
-        wrong += verdicts.is_in(["higher", "lower"]).any()
-    assert wrong <= 0.05 * 400 + 2 * math.sqrt(0.05 * 400)
-
-
-def _steps(random: Random, metric: str, steps: int, alike: float) -> dict[int, float]:
-    if metric in ("preprocess", "postprocess", "broadcast", "cache"):
-        return {step: random.uniform(0.8, 1.2) for step in range(steps)}
-    if metric in ("p99", "duration"):
-        return {step: max(random.lognormvariate(0, 1) for _ in range(48)) for step in range(steps)}
-    log, made = 0.0, {}
-    for step in range(-20, steps):
-        log = (alike if metric == "engine" else 0.0) * log + random.gauss(0, 0.1)
-        made[step] = math.exp(log)
-    return {step: made[step] for step in range(steps)}
-
-
 def test_equal_runs_with_other_replies_have_the_same_engine(tmp_path: Path) -> None:
     told = rows(compared(tmp_path))
     assert told["engine"]["verdict"] == "same"
@@ -112,17 +111,7 @@ def test_an_engine_that_takes_a_tenth_longer_is_found_in_ten_steps(tmp_path: Pat
 
 
 def test_a_run_3_times_slower_is_called_slower_after_three_steps(tmp_path: Path) -> None:
-    """Its engine for sure; the time of its steps, whose replies scatter, in four of five pairs."""
     assert rows(compared(tmp_path, steps=3, engine=3.3))["engine"]["verdict"] == "higher"
-    random, found = Random(3), 0
-    for _ in range(200):
-        made = [
-            {"duration": {step: random.lognormvariate(log, 0.25) for step in range(3)}} for log in (0, 1.19)
-        ]
-        others = [{name: _steps(random, name, 3, 0.0) for name in METRICS} for _ in range(2)]
-        told = comparison_of(others[0] | made[0], others[1] | made[1], [0, 1, 2], [0, 1, 2])
-        found += rows(told)["duration"]["verdict"] == "higher"
-    assert found >= 0.8 * 200
 
 
 def test_a_longer_queue_is_not_taken_for_a_slower_engine(tmp_path: Path) -> None:
@@ -188,13 +177,23 @@ def test_a_condition_holds_does_not_hold_or_needs_more_steps() -> None:
     assert (gone["outcome"], gone["ratio"], gone["needed"]) == ("not measured", None, None)
 
 
-def test_as_many_steps_as_needed_tell_an_equal_run_from_the_limit_in_four_of_five_pairs() -> None:
-    random = Random(5)
-    found = difference(*([random.lognormvariate(0, 0.2) for _ in range(200)] for _ in range(2)))
-    needed = found.steps_to_tell(math.log(1.2))
+@pytest.mark.parametrize("sizes", [(8, 8), (40, 40), (5, 200), (200, 5)])
+def test_needed_steps_tell_an_equal_run_from_the_limit_in_four_of_five_cases_whatever_the_runs_have(
+    sizes: tuple[int, int],
+) -> None:
+    needed = difference(*(scattered(size, 0.2) for size in sizes)).steps_needed(1.2)
     assert needed is not None
-    told = 0
-    for _ in range(400):
-        made = difference(*([random.lognormvariate(0, 0.2) for _ in range(needed)] for _ in range(2)))
-        told += made.p_value(1.2) <= ALPHA
-    assert 0.7 < told / 400 < 0.9
+    assert power(needed, math.log(1.2), 0.2, ALPHA) >= POWER > power(needed - 1, math.log(1.2), 0.2, ALPHA)
+
+
+def test_three_steps_that_scatter_by_a_quarter_tell_a_run_that_takes_3_times_as_long() -> None:
+    """Half of the risk is spent on the time of a step: it decides at `ALPHA / 2`, whatever else differs."""
+    one = scattered(3, 0.25)
+    found = difference(one, [3.3 * value for value in one])
+    assert found.steps_to_tell(math.log(3.3), ALPHA / 2) == 3
+    assert power(3, math.log(3.3), 0.25, ALPHA / 2) > POWER
+    assert found.p_value() < ALPHA / 2
+
+
+def test_all_metrics_together_are_tested_at_the_nominal_risk() -> None:
+    assert sum(holm([0.9, 0.8, 0.7, 0.6], [3, 1, 1, 1])) == pytest.approx(ALPHA)

@@ -3,10 +3,17 @@
 import json
 from pathlib import Path
 
-from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis import findings_of, open_run
 from sglang_instrument.testing import synthetic_run
 
 STEPS, WORKERS = 4, 3
+#: What can go wrong, by the cause of the finding that names it: how `run_with_updates` makes it.
+CAUSES = {
+    "stale-prefix": {"kept": True},
+    "wrong-label": {"lies": 3},
+    "aborting-update": {"aborts": True},
+    "slow-update": {"slow_sec": 1.5},
+}
 
 
 def run_with_updates(folder, seed, kept=False, lies=0, aborts=False, slow_sec=0.0):
@@ -36,6 +43,11 @@ def run_with_updates(folder, seed, kept=False, lies=0, aborts=False, slow_sec=0.
         _append(folder / f"engine/scheduler_{rank}.jsonl", updates)
         _rewrite(folder / f"engine/server_{rank}.jsonl", begins, order, lies if rank == 0 else 0, aborts)
     return folder
+
+
+def causes_in(folder):
+    """Return which of these causes the verdict finds in a run that is over."""
+    return {one.cause for one in findings_of(open_run(folder, cached=False), over=True)} & CAUSES.keys()
 
 
 def _span(event, start_us, end_us, **extra):
