@@ -31,7 +31,7 @@ else:
     import tomli as tomllib
 
 LANGUAGE = ROOT / "patches/README.md"
-#: tests/live/test_prometheus.py checks yaml, tests/analysis/test_sql.py checks sql; nothing builds dockerfiles.
+#: test_prometheus.py checks yaml, test_sql.py checks sql; nothing builds the dockerfile.
 LANGUAGES = {"", "text", "toml", "python", "bash", "json", "yaml", "dockerfile", "sql"}
 #: The module that the example table of the field language patches.
 TRAINER = '''

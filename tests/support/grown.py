@@ -1,15 +1,14 @@
 """Generate random functions from all statements of Python, and regions over some of the statements.
 
-`programs()` draws a module. Its function `target` is a plain function, a coroutine, a generator or an async
-generator, at the top level, in another function, or in a class. Each call of `m0`, `m1` ... notes its line
-and its value, so that moved lines and lost evaluations are found.
+`grow()` makes a module by a source of chance. Its function `target` is a plain function, a coroutine, a
+generator or an async generator, at the top level, in another function, or in a class. Each call of `m0`,
+`m1` ... notes its line and its value, so that moved lines and lost evaluations are found.
 """
 
 import sys
 from dataclasses import dataclass
+from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
 
 NAMES = ("a", "b", "c", "x", "y")
 EXECUTED = ("z", "a")
@@ -135,24 +134,23 @@ class Program:
         return f"{self.kind}, {self.regions}, {self.drive}\n{self.source[len(PRELUDE) :]}"
 
 
-@st.composite
-def programs(draw):
-    """Draw a program."""
-    return _Grower(draw).program()
+def grow(chance: Random) -> Program:
+    """Make a program; chance of the same seed makes the same one."""
+    return _Grower(chance).program()
 
 
 class _Grower:
-    def __init__(self, draw):
-        self.draw = draw
+    def __init__(self, chance):
+        self.chance = chance
         self.lines, self.depth, self.budget, self.marks = [], 0, 25, 0
         self.is_async = self.is_generator = self.around = False
         self.loops = self.nested = 0
 
     def one(self, *choices):
-        return self.draw(st.sampled_from(choices))
+        return choices[self.below(len(choices))]
 
     def below(self, count):
-        return self.draw(st.integers(0, count - 1))
+        return self.chance.randrange(count)
 
     def put(self, line):
         self.lines.append("    " * self.depth + line)
@@ -525,4 +523,4 @@ class _Grower:
             ("throw", "StopIteration"),
             ("close",),
         ]
-        return (("next",), *self.draw(st.lists(st.sampled_from(steps), max_size=8)))
+        return (("next",), *(self.one(*steps) for _ in range(self.below(9))))
