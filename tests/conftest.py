@@ -21,9 +21,12 @@ try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # environments of trainers have none
     pass
-else:  # the machine may be busy
-    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("untimed")
+else:
+    # The same examples in each run and on each machine. `--hypothesis-profile random` draws new ones.
+    untimed = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # the machine may be busy
+    settings.register_profile("same", derandomize=True, database=None, **untimed)
+    settings.register_profile("random", derandomize=False, print_blob=True, **untimed)
+    settings.load_profile("same")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
