@@ -3,6 +3,7 @@
 mkdocs calls `on_page_markdown` for each page; tests call the functions below it.
 """
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -66,4 +67,12 @@ def _kind(kind: Any) -> str:
     return "timestamp, UTC, microseconds" if kind.is_temporal() else str(kind).lower()
 
 
-_PARTS: Final = {"commands": commands, "events": events, "tables": tables, "columns": columns}
+def support() -> str:
+    """Return the files of tests/support as a table: what each is for, by its first line."""
+    files = sorted((ROOT / "tests/support").glob("*.py"))
+    purposes = {path.name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
+    rows = [f"| `{name}` | {(purpose or '').splitlines()[0]} |" for name, purpose in purposes.items()]
+    return "\n".join(["| file | purpose |", "|---|---|", *rows])
+
+
+_PARTS: Final = {"support": support, "commands": commands, "events": events, "tables": tables, "columns": columns}
