@@ -6,12 +6,12 @@ import time
 DEADLINE_SEC = 1200  # the machine may be busy
 
 
-def wait_for(condition, what):
+def wait_for(condition, what, every_sec=0.05):
     """Wait until a condition holds; `what` says what is missing, or returns it."""
     deadline = time.monotonic() + DEADLINE_SEC
     while not condition():
         assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(0.05)
+        time.sleep(every_sec)
 
 
 def lines_of(path):

@@ -3,19 +3,23 @@
 import asyncio
 import threading
 import time
+from datetime import datetime
 
 import pytest
+from awaited import wait_for
 
 import sglang_instrument
 from sglang_instrument import bind, event, span
 from sglang_instrument.recording.watch import event_loop as heartbeats
 from sglang_instrument.testing import records
 
-STOPPED_SEC = 8  # more than a busy machine blocks a loop
+STOPPED_SEC = 2 * heartbeats.BLOCK_SEC
 
 
 class Outside:
     """Stands in for the writer's thread: checks the hearts every 20 ms from another thread."""
+
+    looks = 0
 
     def __enter__(self):
         self._stop = threading.Event()
@@ -26,6 +30,7 @@ class Outside:
     def _look(self):
         while not self._stop.wait(0.02):
             heartbeats.check_heartbeats()
+            self.looks += 1
 
     def __exit__(self, *exc):
         self._stop.set()
@@ -35,8 +40,8 @@ class Outside:
 def hold_the_loop(seconds):
     """Block the loop for at least this long, and until the block was noticed, later on a busy machine."""
     time.sleep(seconds)
-    deadline = time.monotonic() + 60
-    while seconds and not was_sampled_here():
+    deadline = time.monotonic() + 600
+    while seconds and not was_sampled_here():  # in this function, which the samples name
         assert time.monotonic() < deadline, "the block was not noticed"
         time.sleep(0.01)
 
@@ -91,12 +96,18 @@ def test_a_blocked_loop_is_logged_with_the_line_and_the_span_that_block_it(new_l
 
 def test_a_loop_that_was_stopped_between_two_runs_is_not_blocked(new_loop):
     running = new_loop()
-    with records(watch_loops=True) as seen, Outside():
+    with records(watch_loops=True) as seen, Outside() as outside:
         running.run_until_complete(request(0))
+        stopped, looks = time.time(), outside.looks
+        wait_for(lambda: outside.looks > looks + 1, "nothing looks at the loop while it is stopped")
         time.sleep(STOPPED_SEC)
+        started = time.time()
         running.run_until_complete(request(0))
-    # A busy machine may block the loop, but the seconds in which the loop did not run are not logged.
-    assert all(block["duration_sec"] < STOPPED_SEC - 0.5 for block in seen.of("event_loop_block"))
+    # A busy machine may make the loop late while it runs: such times lie before or after the stop.
+    for late in [*seen.of("event_loop_block"), *seen.of("event_loop_lag")]:
+        end = datetime.fromisoformat(late["timestamp"]).timestamp()
+        in_the_stop_sec = min(end, started) - max(end - late["extra"]["lag_sec"], stopped)
+        assert in_the_stop_sec < STOPPED_SEC / 2, late
 
 
 def test_a_heart_stops_when_its_loop_is_closed_or_nothing_is_recorded(new_loop):

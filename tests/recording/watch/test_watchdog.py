@@ -6,6 +6,8 @@ import math
 import threading
 import time
 
+from awaited import wait_for
+
 from sglang_instrument import bind, instrument, span
 from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.encoder import LineEncoder
@@ -24,19 +26,21 @@ class Pages:
 
 
 def look_for(watchdog, seconds, lines=1):
-    """Run the watchdog for at least this long and until there are so many lines, later if busy."""
-    pages = Pages()
-    begun = time.monotonic()
-    while (passed := time.monotonic() - begun) < seconds or (len(pages.lines) < lines and passed < 60):
+    """Run the watchdog for at least this long and until there are so many lines."""
+    pages, ends = Pages(), time.monotonic() + seconds
+
+    def has_looked_enough():
         watchdog.look(pages)
-        time.sleep(0.005)
+        return time.monotonic() >= ends and len(pages.lines) >= lines
+
+    wait_for(has_looked_enough, lambda: f"{lines} lines expected: {pages.lines}", every_sec=0.005)
     return pages.lines
 
 
 def test_an_open_span_is_reported_when_it_is_old_and_at_each_doubling():
     watchdog = Watchdog(LineEncoder(Clock()), first_age_sec=0.05)
     with records(), bind(step=4, worker=1, request_id="r", turn=2), span("tool_execution"):
-        reports = look_for(watchdog, 0.5)
+        reports = look_for(watchdog, 0.25)
     ages = [report["extra"]["spans"][0]["age_sec"] for report in reports]
     assert 1 <= len(ages) <= 1 + math.log2(ages[-1] / 0.05)
     assert all(age >= 0.05 * 2**number for number, age in enumerate(ages))
@@ -55,7 +59,7 @@ def test_the_report_says_where_a_waiting_coroutine_stands():
 
     async def run():
         task = asyncio.create_task(never_ending_tool())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
         looking = threading.Thread(target=lambda: lines.extend(look_for(watchdog, 0.1)))
         looking.start()
         await asyncio.to_thread(looking.join)
@@ -80,7 +84,7 @@ def test_the_report_follows_a_coroutine_whose_awaits_are_counted():
 
     async def run():
         task = asyncio.create_task(counted())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
         await asyncio.to_thread(lambda: lines.extend(look_for(watchdog, 0.1)))
         task.cancel()
 
@@ -110,7 +114,8 @@ def test_a_report_of_many_tasks_goes_through_those_of_a_loop_once(monkeypatch):
 
     async def run():
         tasks = [asyncio.create_task(hang(number)) for number in range(30)]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)  # all of them wait now
+        await asyncio.sleep(0.05)  # and are older than the watchdog's first age
         pages = Pages()
         await asyncio.to_thread(watchdog.look, pages)
         for task in tasks:
