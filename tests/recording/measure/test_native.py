@@ -73,24 +73,30 @@ def compiled():
         pytest.skip("the compiled parts are not built: `make native`")
 
 
+@pytest.fixture(scope="module")
+def pure(compiled):
+    """What a process without compiled parts tells."""
+    return told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")
+
+
 def test_what_was_built_is_used_unless_it_is_asked_not_to(compiled):
     assert native.ON is not ASKED_FOR_PURE, native.REASON
     assert (native.REASON is None) is not ASKED_FOR_PURE
 
 
-def test_pure_and_compiled_processes_record_the_same(compiled):
-    with_it, without = told(ROOT), told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")
-    assert (with_it[:2], without[:2]) == ([True, None], [False, "SGLANG_INSTRUMENT_NATIVE=0"])
-    assert with_it[2] == without[2]
-    assert [record["event"] for record in without[2]] == ["parse", "turn", "after"]
+def test_pure_and_compiled_processes_record_the_same(pure):
+    with_it = told(ROOT)
+    assert (with_it[:2], pure[:2]) == ([True, None], [False, "SGLANG_INSTRUMENT_NATIVE=0"])
+    assert with_it[2] == pure[2]
+    assert [record["event"] for record in pure[2]] == ["parse", "turn", "after"]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_one_part_with_what_it_needs_records_the_same(compiled, part):
+def test_one_part_with_what_it_needs_records_the_same(pure, part):
     on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE=part)
     assert on
     assert reason == f"SGLANG_INSTRUMENT_NATIVE={part}"
-    assert records == told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")[2]
+    assert records == pure[2]
 
 
 def test_an_unknown_part_is_reported_and_everything_is_pure():

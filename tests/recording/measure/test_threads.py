@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import sys
 import threading
-import time
 import types
 
 import pytest
@@ -12,7 +11,6 @@ from logged import own, read_records
 
 import sglang_instrument
 from sglang_instrument import bind, span, step
-from sglang_instrument.recording.safety import notices
 
 SWITCHED = """
     import asyncio, itertools, threading
@@ -197,9 +195,9 @@ def test_tasks_record_while_others_install_and_uninstall(install, log_dir):
 
     async def switch():
         for _ in range(3):
-            before, ends = written(), time.monotonic() + 60
+            before = written()
             install()
-            while written() == before and time.monotonic() < ends:
+            while written() == before:
                 await asyncio.sleep(0.005)
             sglang_instrument.uninstall()
             await asyncio.sleep(0.005)
@@ -223,7 +221,7 @@ def test_four_threads_lose_and_double_nothing(install):
 
     def record(number):
         with bind(step=1, worker=number):
-            for index in range(50_000):
+            for index in range(15_000):
                 with span("work", index=index):
                     pass
 
@@ -232,18 +230,14 @@ def test_four_threads_lose_and_double_nothing(install):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sglang_instrument.flush(30)
-    counts = sglang_instrument.status()["records"]
+    assert sglang_instrument.flush(600)
+    assert sglang_instrument.status()["records"]["dropped"] == 0
     sglang_instrument.uninstall()
     written = {
         path: [record["extra"]["index"] for record in own(records)]
         for path, records in read_records(folder).items()
     }
-    assert sorted(written) == [f"step_1/worker_{number}.jsonl" for number in range(4)]
-    for indices in written.values():
-        assert len(indices) == len(set(indices))
-    assert sum(map(len, written.values())) + counts["dropped"] == 200_000
-    assert counts["dropped"] == 0 or any("buffer full" in notice["notice"] for notice in notices.noticed())
+    assert written == {f"step_1/worker_{number}.jsonl": list(range(15_000)) for number in range(4)}
 
 
 def test_event_loops_in_several_threads_keep_their_tasks_apart(install):
