@@ -218,7 +218,7 @@ def shortened(one: Request, rules: Rules) -> tuple[float, bool]:
     return ticks, cut
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(made_runs, rules)
 def test_what_if_is_what_the_rules_make_of_each_request(made: Made, rules: Rules) -> None:
     model = Model(

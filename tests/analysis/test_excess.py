@@ -1,5 +1,6 @@
 """The excess of a step lies in the parts that took it, and adds up exactly."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -30,7 +31,7 @@ from sglang_instrument.testing.synthetic import synthetic_run, write_run
 )
 def test_the_excess_of_a_step_lies_in_the_part_that_took_it(name: str, part: str, tmp_path: Path) -> None:
     kind = KINDS[name]
-    shape = kind.shape(0)
+    shape = replace(kind.shape(0), requests=12)
     cause = sized(kind, shape, 1.0)
     run = open_run(write_run(tmp_path / "run", shape, [cause]), cached=False)
     excess = excess_table(run.digest, calls_of(run.digest), cause.place[0])
@@ -125,3 +126,10 @@ def test_a_run_of_one_step_has_no_excess(tmp_path: Path) -> None:
     written(tmp_path, [Step({0: Worker(0, [[("engine_generate", 60)]])}, 5, 0, False)], {})
     digest = open_run(tmp_path).digest
     assert excess_table(digest, calls_of(digest), 0, until_next=False).is_empty()
+
+
+def test_the_parts_of_an_only_step_are_an_empty_table_with_all_columns(tmp_path: Path) -> None:
+    digest = open_run(synthetic_run(tmp_path, steps=1, workers=2, requests=4)).digest
+    table = excess_table(digest, calls_of(digest), 1)
+    assert table.is_empty()
+    assert table.columns == ["part", "sec", "usual_sec", "excess_sec"]

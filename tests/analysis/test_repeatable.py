@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("run") / "exp",
         steps=5,
         workers=3,
-        requests=12,
+        requests=6,
         validate_every=2,
         engine_clocks={0: 0.0, 1: 0.001, 2: 0.0},
         causes=[SlowEngine(step=3, worker=2, factor=2.0)],

@@ -1,8 +1,8 @@
 """The verdict finds planted causes, names their places, and accuses nothing else."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,11 +14,12 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.advice import CAUSES
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of, verdict_of
-from sglang_instrument.demo.synthetic import write
 from sglang_instrument.testing import synthetic_run
 from sglang_instrument.testing.kinds import KINDS, sized
 from sglang_instrument.testing.synthetic import write_run
 from sglang_instrument.testing.usual_run import usual_shape
+
+FEW = 12  # requests of a worker: benchmarks/recall.py tries hundreds of runs with four times as many
 
 
 def found_in(folder: Path) -> list[Finding]:
@@ -33,7 +34,7 @@ def accused(found: list[Finding]) -> list[Finding]:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_cause_that_costs_half_of_its_step_is_the_first_finding(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
-    shape = kind.shape(0)
+    shape = replace(kind.shape(0), requests=FEW)
     cause = sized(kind, shape, 0.5)
     found = found_in(write_run(tmp_path / "run", shape, [cause]))
     assert is_right(found[0], cause)
@@ -45,17 +46,16 @@ def test_a_cause_that_costs_half_of_its_step_is_the_first_finding(name: str, tmp
 
 @pytest.mark.parametrize("name", CLEAN_SHAPES)
 def test_a_clean_run_accuses_nobody(name: str, tmp_path: Path) -> None:
-    # One of each shape; benchmarks/recall.py tries hundreds.
     clean = CLEAN_SHAPES[name](0)
-    found = found_in(write_run(tmp_path / "run", clean.shape, clean.causes))
+    shape = replace(clean.shape, requests=min(FEW, clean.shape.requests))
+    found = found_in(write_run(tmp_path / "run", shape, clean.causes))
     assert accused(found) == []
     assert {one.cause for one in found} <= clean.words
 
 
-def test_clean_runs_of_another_generator_accuse_nobody() -> None:
-    for seed in range(8):
-        with TemporaryDirectory() as folder:
-            assert accused(found_in(OtherRun(seed).write(Path(folder)))) == []
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_clean_run_of_another_generator_accuses_nobody(seed: int, tmp_path: Path) -> None:
+    assert accused(found_in(OtherRun(seed).write(tmp_path))) == []
 
 
 @pytest.mark.parametrize("kind", ["engine", "tool"])
@@ -71,24 +71,14 @@ def test_every_cause_that_is_found_has_an_advice(tmp_path: Path) -> None:
     assert causes - of_parts <= set(CAUSES)
 
 
-def test_the_verdict_on_step_67_is_the_story_of_the_readme(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert verdict_of(open_run(tmp_path, cached=False), over=False).startswith(
-        "step 67: worker 0: its engine stood still for 146 s, from 19 s on, while 109 calls waited"
-    )
-
-
 def test_a_clean_run_is_told_so_with_its_slowest_step_and_that_it_is_short(tmp_path: Path) -> None:
-    runs = (
-        synthetic_run(tmp_path / str(seed), steps=3, workers=2, requests=6, seed=seed) for seed in range(9)
-    )
-    told = [verdict_of(open_run(run), over=False) for run in runs]
-    (first, *_) = [one for one in told if one.startswith("nothing out of the ordinary; step ")]
-    assert first.endswith("(3 steps of 2 workers: too little to compare)")
+    told = verdict_of(open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=6, seed=0)), over=False)
+    assert told.startswith("nothing out of the ordinary; step 2, the slowest, took 23 s")
+    assert told.endswith("(3 steps of 2 workers: too little to compare)")
 
 
 def test_the_same_cause_in_several_steps_is_told_once(tmp_path: Path) -> None:
-    shape = usual_shape(0)
+    shape = replace(usual_shape(0), requests=FEW)
     kind = KINDS["engine-one"]
     cause = sized(kind, shape, 0.5)
     causes = [type(cause)(step, 2, cause.factor) for step in (3, 6, 8)]  # type: ignore[attr-defined, call-arg]
