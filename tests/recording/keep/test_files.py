@@ -10,6 +10,7 @@ from pathlib import Path
 import hanging_open
 import pytest
 import small_disks
+from awaited import wait_for
 from logged import own, read_records
 
 import sglang_instrument
@@ -184,15 +185,11 @@ def test_a_file_deleted_while_it_is_written_is_made_again(install, deleted):
 def test_a_hanging_disk_blocks_flush_and_uninstall_for_two_seconds_at_most(install, hanging_file):
     install()
     rollout([1], events=5_000)
-    started = time.monotonic()
     assert not sglang_instrument.flush(0.3)
     rollout([2])
-    sglang_instrument.uninstall()
-    assert time.monotonic() - started < 30  # far above 2.3 s, for busy machines, and far below a hang
+    sglang_instrument.uninstall()  # returns, although the disk never answers
     (notice,) = noticed()
-    waiting = int(notice.split()[0])
-    assert "were not written within 2 s" in notice
-    assert 4_000 < waiting <= 5_005
+    assert notice.startswith("5005 records were not written within 2 s")
 
 
 def test_a_process_whose_disk_hangs_ends(start_script):
@@ -296,6 +293,7 @@ def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_on
     counts = [record["extra"] for record in records if record["event"] == "step_closed"]
     assert len(counts) > 1
     assert [said["written"] for said in counts] == sorted(said["written"] for said in counts)
+    # Of the 16 requests that are not drawn, those slower than all before are kept: all of them once in 16!.
     assert 0 < counts[-1]["sampled_out"] < 80
     assert counts[-1]["written"] == len(own(records))
     run = open_run(folder, cached=False)
@@ -311,10 +309,8 @@ def test_a_process_without_steps_says_anew_how_much_it_recorded(install, monkeyp
     for _ in range(3):
         event("engine_request")
         assert sglang_instrument.flush(60)
-    ends = time.monotonic() + 120
-    while _recorded(folder / "processes/server_0.json") != 3:
-        assert time.monotonic() < ends, "its file says nothing of what came after the first record"
-        time.sleep(0.02)
+    path = folder / "processes/server_0.json"
+    wait_for(lambda: _recorded(path) == 3, "its file says nothing of what came after the first record", 0.02)
 
 
 def _recorded(path):
