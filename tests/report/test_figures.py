@@ -58,16 +58,23 @@ def lengths(axes):
     return rows
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_every_figure_becomes_a_file(
-    capsys: pytest.CaptureFixture[str], logs: Path, tmp_path: Path, suffix: str
-) -> None:
-    answer = plotted(capsys, logs, "-o", tmp_path / "new" / "figures", "--format", suffix, "--dpi", 40)
+def test_every_figure_becomes_a_file(capsys: pytest.CaptureFixture[str], logs: Path, tmp_path: Path) -> None:
+    answer = plotted(capsys, logs, "-o", tmp_path / "new" / "figures", "--dpi", 40)
     assert list(answer["figures"]) == FIGURES
     assert answer["step"] == 2  # the slow engine's, which took longest
-    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for path in answer["figures"].values():
-        assert Path(path).read_bytes().startswith(starts[suffix])
+        assert Path(path).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("suffix", "starts"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_figures_become_files_of_another_format(
+    capsys: pytest.CaptureFixture[str], logs: Path, tmp_path: Path, suffix: str, starts: bytes
+) -> None:
+    wanted = ("--figure", "slowest", "--figure", "workers")
+    answer = plotted(capsys, logs, "-o", tmp_path, "--format", suffix, *wanted)
+    assert {path: Path(path).read_bytes()[: len(starts)] for path in answer["figures"].values()} == {
+        str(tmp_path / f"{name}.{suffix}"): starts for name in ("slowest", "workers")
+    }
 
 
 def test_the_same_run_gives_the_same_bytes(

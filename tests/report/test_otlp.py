@@ -17,7 +17,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.otlp import export as otlp_export
 from sglang_instrument.report.otlp.ids import parent_of
-from sglang_instrument.testing import Hang, synthetic_run
+from sglang_instrument.testing import Hang, RunShape, synthetic_run
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{SPAN}-01"
@@ -153,7 +153,7 @@ def test_ids_are_unique_and_the_same_in_each_export(
 
 
 def test_logs_of_other_projects_share_no_ids(tmp_path: Path) -> None:
-    run = foreign_runs.planted()[:2]
+    run = foreign_runs.planted(shape=RunShape(steps=2, workers=2, requests=6), causes=[])
     first, other = (foreign_runs.slime_traces(tmp_path / name, run) for name in ("first", "other"))
     spans, again, of_other = (
         exported(log, tmp_path / f"{number}.jsonl") for number, log in enumerate((first, first, other))

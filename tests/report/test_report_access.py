@@ -57,10 +57,8 @@ def press(page: Browser, *keys: str) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_axe_finds_no_violation(
-    page: Browser, tmp_path_factory: pytest.TempPathFactory, theme: str, width: int
-) -> None:
-    source = axe_source(tmp_path_factory.getbasetemp())
+def test_axe_finds_no_violation(page: Browser, theme: str, width: int) -> None:
+    source = axe_source()
     resize(page, width)
     page.do("sglangReport.setTheme(arguments[0])", theme).draw_all()
     opened = "document.querySelectorAll('#slowest details, details.all')"
