@@ -1,8 +1,9 @@
 """The scripts of `completion` know every command and option, and bash completes by its script."""
 
+import io
 import shutil
 import subprocess
-import sys
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -15,14 +16,10 @@ SHELLS = ("bash", "zsh", "fish")
 def scripts(tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("completion"), {}
     for shell in SHELLS:
-        done = subprocess.run(
-            [sys.executable, "-m", "sglang_instrument.cli.main", "completion", shell],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        with redirect_stdout(io.StringIO()) as printed:
+            assert main(["completion", shell]) == 0
         found[shell] = folder / shell
-        found[shell].write_text(done.stdout)
+        found[shell].write_text(printed.getvalue())
     return found
 
 

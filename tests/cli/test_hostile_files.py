@@ -84,6 +84,15 @@ def odd(request):
     return KINDS[request.param]
 
 
+def make_all_kinds(folder: Path, name: str) -> list[str]:
+    """Make a file of each irregular kind in a folder; `name` has a place for a number. Return their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [name.format(number) for number in range(20, 20 + len(KINDS))]
+    for made, make in zip(names, KINDS.values(), strict=True):
+        make(folder / made)
+    return names
+
+
 @pytest.fixture
 def run(tmp_path):
     folder = synthetic_run(tmp_path / "run", steps=2, workers=2, requests=4)
@@ -107,18 +116,22 @@ def printed(capsys, monkeypatch):
     return call
 
 
-def test_logs_that_are_not_regular_files_are_named_and_skipped(run, odd, printed):
-    (run / "engine").mkdir(exist_ok=True)
-    for name in ("step_1/worker_7.jsonl", "step_2/worker_8.jsonl.zst", "engine/server_0.jsonl"):
-        odd(run / name)
+def test_logs_that_are_not_regular_files_are_named_and_skipped(run, printed):
+    odd = [
+        f"{place}/{name}"
+        for place, pattern in (
+            ("step_1", "worker_{}.jsonl"),
+            ("step_2", "worker_{}.jsonl.zst"),
+            ("engine", "server_{}.jsonl"),
+        )
+        for name in make_all_kinds(run / place, pattern)
+    ]
     for command, options in COMMANDS.items():
         assert printed(command, run, *options)
     said = printed("summary", run)
     assert "2 steps, 2 workers, 16 requests" in said
-    for name in ("step_1/worker_7.jsonl", "step_2/worker_8.jsonl.zst", "engine/server_0.jsonl"):
-        assert name in said
-    health = json.loads(printed("check", run, "--json"))["health"]
-    assert len(health["unreadable"]) == 3
+    assert [name for name in odd if name not in said] == []
+    assert sorted(json.loads(printed("check", run, "--json"))["health"]["unreadable"]) == sorted(odd)
     printed("report", run, "-o", run.parent / "report.html")
     printed("export", run, "--perfetto", run.parent / "run.pftrace")
 
@@ -137,13 +150,11 @@ def test_files_in_the_place_of_folders_are_not_read(run, printed):
         printed(command, run, *options)
 
 
-def test_a_process_file_that_is_not_a_regular_file_is_named(run, odd, printed):
-    odd(run / "processes" / "worker_9.json")
-    (run / "processes" / "reached").mkdir()
-    odd(run / "processes" / "reached" / "host-1.json")
+def test_a_process_file_that_is_not_a_regular_file_is_named(run, printed):
+    odd = make_all_kinds(run / "processes", "worker_{}.json")
+    odd += make_all_kinds(run / "processes/reached", "host-{}.json")
     said = printed("status", run)
-    assert "processes/worker_9.json cannot be read" in said
-    assert "processes/host-1.json cannot be read" in said
+    assert [name for name in odd if f"processes/{name} cannot be read" not in said] == []
     for command, options in COMMANDS.items():
         printed(command, run, *options)
     printed("report", run, "-o", run.parent / "report.html")
@@ -191,19 +202,19 @@ def test_a_cache_with_an_irregular_file_is_made_again(run, odd, monkeypatch):
     assert open_run(run).digest.requests.equals(expected)
 
 
-def test_traces_and_notes_that_are_not_regular_files_are_ignored(tmp_path, odd, printed):
+def test_traces_and_notes_that_are_not_regular_files_are_ignored(tmp_path, printed):
     folder = tmp_path / "traces"
-    (folder / "one").mkdir(parents=True)
-    (folder / "two").mkdir(parents=True)
+    make_all_kinds(folder / "one", "17-TP-{}.trace.json.gz")
     engine_trace().write(folder / "one" / "17-TP-0.trace.json.gz")
-    odd(folder / "one" / "17-TP-1.trace.json.gz")
-    odd(folder / "two" / "profile.json")
+    for number, make in enumerate(KINDS.values()):
+        (folder / f"two_{number}").mkdir()
+        make(folder / f"two_{number}/profile.json")
     assert "GPU" in printed("trace", "analyze", folder)
     printed("export", "--perfetto", tmp_path / "all.pftrace", "--traces", folder)
     printed("profile", "status", "--worker-url", "127.0.0.1:9", "--output-dir", folder)
-    odd(tmp_path / "train.log")
-    assert "train.log" in printed("profile", "status", "--log", tmp_path / "train.log")
-    assert "train.log" in printed("profile", "check", "--log", tmp_path / "train.log")
+    for name in make_all_kinds(tmp_path, "train_{}.log"):
+        assert name in printed("profile", "status", "--log", tmp_path / name)
+        assert name in printed("profile", "check", "--log", tmp_path / name)
 
 
 @pytest.mark.parametrize(
