@@ -75,4 +75,10 @@ def support() -> str:
     return "\n".join(["| file | purpose |", "|---|---|", *rows])
 
 
-_PARTS: Final = {"support": support, "commands": commands, "events": events, "tables": tables, "columns": columns}
+_PARTS: Final = {
+    "support": support,
+    "commands": commands,
+    "events": events,
+    "tables": tables,
+    "columns": columns,
+}
