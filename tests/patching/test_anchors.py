@@ -1,3 +1,5 @@
+"""Anchors of a table find the statements that they name, exactly one place each, and refuse others."""
+
 import ast
 
 import pytest

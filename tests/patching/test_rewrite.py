@@ -1,3 +1,5 @@
+"""Rewritten functions do what they did, and call their probes where a table says so."""
+
 import asyncio
 import inspect
 import subprocess

@@ -1,3 +1,5 @@
+"""Each region of a table is found, or its site says why not; any order of changes ends as asked for."""
+
 import asyncio
 import importlib
 import itertools

@@ -1,3 +1,5 @@
+"""A table is read into patches and regions; a mistake is named with its place and what would be right."""
+
 import importlib.resources
 import re
 from pathlib import Path

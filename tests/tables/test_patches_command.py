@@ -1,3 +1,5 @@
+"""`patches check` and `patches list`: sources of every form, each region with its state, short errors."""
+
 import io
 import json
 import sys

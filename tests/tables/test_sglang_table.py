@@ -12,13 +12,24 @@ from sglang_instrument.recording.measure.spans import SyncedSpan, kind_for
 VERSIONS = ["0.4.6.post5", "0.4.9.post6", "0.5.2", "0.5.5", "0.5.10.post1", "0.5.12.post1", "0.5.23"]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
-    [result] = check([load_table("sglang/engine")], open_tree(wheel_of("sglang", version)))
-    assert result.version == version
-    states = {str(site.target): site.state for site in result.sites if site.expected}
-    assert {target for target, state in states.items() if state != "found"} == set()
-    assert {site.region.event for site in result.sites if site.state == "found"} == {
+TABLES = ["sglang/engine", "sglang/requests", "sglang/batches", "sglang/weights"]
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def expected(request):
+    """The sites of one version's wheel that the tables expect, by table."""
+    checked = check([load_table(name) for name in TABLES], open_tree(wheel_of("sglang", request.param)))
+    assert [result.version for result in checked] == [request.param] * len(TABLES)
+    return {
+        name: [site for site in result.sites if site.expected]
+        for name, result in zip(TABLES, checked, strict=True)
+    }
+
+
+def test_every_region_of_the_engine_is_found_where_its_version_has_one(expected):
+    sites = expected["sglang/engine"]
+    assert {str(site.target): site.note for site in sites if site.state != "found"} == {}
+    assert {site.region.event for site in sites} == {
         "engine_generate",
         "engine_stream",
         "engine_cache_flush",
@@ -28,7 +39,6 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
     }
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
     ("table", "events"),
     [
@@ -43,22 +53,19 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
         ("sglang/batches", {"scheduler_batch", "scheduler_result", "model_forward", "engine_output"}),
     ],
 )
-def test_every_region_of_the_engine_is_found_in_every_version(version, table, events):
-    [result] = check([load_table(table)], open_tree(wheel_of("sglang", version)))
-    expected = [site for site in result.sites if site.expected]
-    assert {site.region.event: site.note for site in expected if site.state != "found"} == {}
-    assert {site.region.event for site in expected} == events
-    assert [site.region.event for site in expected if site.note] == []  # every field has its local
+def test_every_region_of_the_engine_is_found_in_every_version(expected, table, events):
+    sites = expected[table]
+    assert {site.region.event: site.note for site in sites if site.state != "found"} == {}
+    assert {site.region.event for site in sites} == events
+    assert [site.region.event for site in sites if site.note] == []  # every field has its local
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_updates_of_weights_and_flushes_are_found_in_every_version(version):
-    [result] = check([load_table("sglang/weights")], open_tree(wheel_of("sglang", version)))
-    expected = [site for site in result.sites if site.expected]
-    assert {str(site.target): site.note for site in expected if site.state != "found" or site.note} == {}
-    pauses = {site.region.event for site in expected} - {"weights_update", "engine_cache_flush"}
+def test_updates_of_weights_and_flushes_are_found_in_every_version(expected):
+    sites = expected["sglang/weights"]
+    assert {str(site.target): site.note for site in sites if site.state != "found" or site.note} == {}
+    pauses = {site.region.event for site in sites} - {"weights_update", "engine_cache_flush"}
     assert pauses - {"generation_pause", "generation_continue"} == {"generation_drain"}
-    hows = {str(site.target).rpartition("_")[2] for site in expected if site.region.event == "weights_update"}
+    hows = {str(site.target).rpartition("_")[2] for site in sites if site.region.event == "weights_update"}
     assert hows >= {"disk", "distributed", "tensor"}
 
 
