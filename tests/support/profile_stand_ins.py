@@ -27,12 +27,14 @@ class StandIn:
     fails_on: tuple[str, ...] = ()
     fails_with: str = "Internal Server Error"
     writes: bool = True
+    dies_after: str = ""  # while it serves a request: after it has written the trace of this stage
     requests: int = 0  # running requests, as /v1/loads reports
     delay_sec: float = 0.0
     url: str = ""
     recording: dict[str, Any] | None = None
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
+    is_dead: bool = False
 
     def paths(self, method: str = "POST") -> list[str]:
         return [path for asked, path, _ in self.asked if asked == method]
@@ -68,6 +70,7 @@ class StandIn:
             return 200, {"model_path": "stand-in", "is_generation": True}
         if path == "/generate" and self.recording is not None and self.recording.get("num_steps"):
             self._stop()
+            self.is_dead = bool(self.dies_after)
         return (200, {"text": "."}) if path == "/generate" else (404, {"detail": "Not Found"})
 
     def _start(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -82,7 +85,8 @@ class StandIn:
             folder = Path(body["output_dir"])
             folder.mkdir(parents=True, exist_ok=True)
             packed = gzip.compress(json.dumps(TRACE).encode())
-            (folder / f"{body['profile_id']}-TP-0.trace.json.gz").write_bytes(packed)
+            stage = self.dies_after and f"-{self.dies_after}"
+            (folder / f"{body['profile_id']}-TP-0{stage}.trace.json.gz").write_bytes(packed)
         return 200, "Stop profiling. This will take some time.\n"
 
     def _vllm(self, method: str, path: str, body: Any) -> tuple[int, Any]:
@@ -133,7 +137,11 @@ def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
-            status, answer = stand_in.answer(self.command, self.path, body)
+            status, answer = (0, "") if stand_in.is_dead else stand_in.answer(self.command, self.path, body)
+            if stand_in.is_dead:
+                self.close_connection = True
+                self.connection.close()
+                return
             data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
