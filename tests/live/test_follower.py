@@ -20,7 +20,7 @@ from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import as_json
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
-BUSY_SEC = 60  # for so long may a thread be kept waiting on a busy machine
+BUSY_SEC = 600  # for so long may a thread be kept waiting: only a dead machine takes longer
 
 
 def wait_until(live, condition):
@@ -201,7 +201,7 @@ def test_a_process_on_another_host_that_falls_silent_with_requests_open_died(run
     os.utime(run.folder / "step_1" / "worker_1.jsonl", (begun, begun))
     snapshot = follow(run.folder)
     assert [one.state for one in snapshot.workers] == ["runs", "dead"]
-    assert 250 < snapshot.workers[1].silent_sec < 350
+    assert 300 <= snapshot.workers[1].silent_sec < 300 + BUSY_SEC
     assert "writes no more" in snapshot.problems[0].sentence
 
 
@@ -293,7 +293,6 @@ def test_a_run_written_bit_by_bit_gives_what_the_whole_gives(tmp_path, follow):
     while replay.write(57):
         live.round()
         live._run.tail.hurry()
-    time.sleep(0.3)
     now, then = live.catch_up(), follow(whole, with_done=True)
     live.stop()
     assert now.step.step == then.step.step == 3
@@ -322,7 +321,7 @@ def test_of_a_folder_of_runs_it_follows_the_newest(tmp_path, follow, monkeypatch
     old, new = LiveRun(tmp_path / "old"), LiveRun(tmp_path / "new")
     old.open(1, 0).request("a", at=2, duration_sec=1)
     assert follow(tmp_path).logs == str(old.folder)
-    time.sleep(0.02)
+    os.utime(old.folder / "step_1", (1e9, 1e9))
     new.open(5, 0).request("a", at=2, duration_sec=1)
     snapshot = follow(tmp_path)
     assert (snapshot.logs, snapshot.step.step) == (str(new.folder), 5)
@@ -405,10 +404,11 @@ def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
     monkeypatch.setattr(tail, "open_regular", hangs)
     file.request("b", at=3, duration_sec=1)
     assert opening.wait(BUSY_SEC)
-    time.sleep(1)
-    told = live.snapshot().problems
-    assert [problem.kind for problem in told] == ["follower"]
-    assert "its disk hangs" in told[0].sentence
+    wait_until(live, lambda now: now.problems)
+    for _ in range(3):
+        (problem,) = live.snapshot().problems
+        assert problem.kind == "follower"
+        assert "its disk hangs" in problem.sentence
     assert live.snapshot().step.requests_done == 1
     returns.set()
     wait_until(live, lambda now: now.step.requests_done == 2 and not now.problems)
@@ -421,8 +421,8 @@ def test_a_round_that_computes_for_long_is_not_a_disk_that_hangs(run, monkeypatc
     real = FollowedRun.read
 
     def computes(self, now):
-        ends = time.monotonic() + 1
-        while time.monotonic() < ends:
+        ends = time.thread_time() + 0.3
+        while time.thread_time() < ends:
             pass
         return real(self, now)
 

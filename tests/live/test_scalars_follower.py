@@ -1,5 +1,6 @@
 """The follower tells each step once it is whole, and ends with its driver."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from awaited import lines_of
@@ -17,13 +19,24 @@ from sglang_instrument.live.analyst import Analyst, Question
 from sglang_instrument.live.counting.counts import Counts
 from sglang_instrument.live.counting.tail import Tail
 
-ENDS_SEC = 600  # on a busy machine, where a follower with a driver runs only when nothing else wants to
+ENDS_SEC = 600  # only a dead machine takes longer
 
 
-def with_limits(sec):
-    """Return a follower that waits so long for the last step, and for the lock of one that ends."""
-    program = "import sys; from sglang_instrument.live import __main__ as live; "
-    return "-c", f"{program} live._FINISH_SEC = live._LOCK_SEC = {sec}; sys.exit(live.main())"
+def program(lock_sec=ENDS_SEC, yields=False):
+    """Return a follower that waits so long for the lock of another one.
+
+    It waits as long as it takes for the last step, and does not rest between analyses. It has the priority of
+    any process, unless it yields: then, on a busy machine, it would hardly run.
+    """
+    return f"""
+import sys
+from sglang_instrument.live import __main__ as live, followed_run
+followed_run._LONGEST_REST_SEC = 0.0
+live._FINISH_SEC, live._LOCK_SEC = {ENDS_SEC}, {lock_sec}
+if not {yields}:
+    live.yield_to_training = lambda: None
+sys.exit(live.main())
+"""
 
 
 def told(folder):
@@ -40,6 +53,13 @@ def is_held(lock):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+    return False
+
+
+def has_open(process, path):
+    """Return whether a process has opened a file, which stays open."""
+    with contextlib.suppress(FileNotFoundError):  # another one was closed meanwhile
+        return path in [file.readlink() for file in Path(f"/proc/{process.pid}/fd").iterdir()]
     return False
 
 
@@ -80,8 +100,8 @@ def start():
     """Start a follower process; all end with the test."""
     processes = []
 
-    def begin(folder, *options, program=("-m", "sglang_instrument.live")):
-        command = [sys.executable, *program, str(folder), *options]
+    def begin(folder, *options, **more):
+        command = [sys.executable, "-c", program(**more), str(folder), *options]
         processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         return processes[-1]
 
@@ -204,8 +224,8 @@ def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over
         first = start(tmp_path, "--driver", str(driver.pid))
         write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
         wait_until(lambda: told(tmp_path))
-        second = start(tmp_path, program=with_limits(ENDS_SEC))
-        time.sleep(1)
+        second = start(tmp_path)
+        wait_until(lambda: has_open(second, tmp_path / "live" / "lock"))
         assert len(told(tmp_path)) == 1
         driver.send_signal(signal.SIGKILL)
         driver.wait()
@@ -217,9 +237,15 @@ def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over
         driver.wait()
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux has this class")
+def test_a_follower_with_a_driver_runs_only_where_nothing_else_wants_to(tmp_path, start):
+    follower = start(tmp_path, "--driver", str(os.getpid()), yields=True)
+    wait_until(lambda: os.sched_getscheduler(follower.pid) == os.SCHED_IDLE)
+
+
 def test_the_last_step_is_told_although_the_driver_ends_with_it(tmp_path, start):
     driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    follower = start(tmp_path, "--driver", str(driver.pid), program=with_limits(ENDS_SEC))
+    follower = start(tmp_path, "--driver", str(driver.pid))
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     wait_until(lambda: told(tmp_path))
     write_file(tmp_path, 2, 0, step_of(request("a", 0, 4)))
@@ -232,7 +258,7 @@ def test_the_last_step_is_told_although_the_driver_ends_with_it(tmp_path, start)
 def test_a_second_follower_of_a_folder_gives_up(tmp_path, start):
     first = start(tmp_path)
     wait_until(lambda: is_held(tmp_path / "live" / "lock"))
-    assert start(tmp_path, program=with_limits(2)).wait(ENDS_SEC) == 0
+    assert start(tmp_path, lock_sec=0.5).wait(ENDS_SEC) == 0
     assert first.poll() is None
 
 

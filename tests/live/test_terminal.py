@@ -14,7 +14,7 @@ from sglang_instrument.live.terminal.app import Terminal
 from sglang_instrument.live.terminal.rows import LiveTable
 from sglang_instrument.testing import synthetic_run
 
-ENDS_SEC = 120  # on a busy machine
+ENDS_SEC = 600  # only a dead machine takes longer
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ async def until(app, pilot, condition):
 def test_the_main_screen_shows_step_workers_requests_and_problems(run):
     async def look(app, pilot):
         text = shown(app)
-        assert re.search(r"step 7, (5\d s|1 min \d+ s) old: 1 requests done, 3 open", text)
+        assert re.search(r"step 7, (5\d s|\d+ min \d+ s) old: 1 requests done, 3 open", text)
         assert "engine 2, tool 1, barrier 1" in text
         assert "hang: worker 1: tool_execution of request r17, turn 2 does not end, at tool.py:3 run" in text
         assert "waits for 1" in text
