@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from awaited import lines_of, wait_for, wait_for_rids
+from awaited import lines_of, records_of, wait_for, wait_for_rids
 from logged import own, read_records
-from sglang_server import model_of_the_demo, start_server
+from sglang_server import instrumented, model_of_the_demo, start_server
 
 from sglang_instrument.analysis.answers.join import engine_request_table
 from sglang_instrument.analysis.run.opening import open_run
@@ -77,10 +77,13 @@ class Served:
         }
 
 
-def environment(folder, **more):
-    clean = {name: "" for name in os.environ if name.startswith("SGLANG_INSTRUMENT")}
-    ours = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
-    return {**clean, **ours, **more}
+def is_done(folder):
+    """Return whether schedulers have logged the result of each batch."""
+    counts = (
+        [len(records_of(folder, f"scheduler_{rank}_tp0.jsonl", f"scheduler_{end}")) for rank in (0, 1)]
+        for end in ("batch", "result")
+    )
+    return next(counts) == next(counts)
 
 
 def is_quiet(folder):
@@ -91,37 +94,35 @@ def is_quiet(folder):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """One scheduler, killed while it works on a request; `requests` of the engine, as is the default."""
-    folder = tmp_path_factory.mktemp("one")
-    server = start_server(folder, environment(folder / "logs"), "--max-running-requests=4")
-    log = folder / "logs/run/engine"
-    try:
+def killed(served):
+    """One scheduler, killed while it works on a request."""
+    server, log = served.server, served.log / "engine"
 
-        def ask(number):
-            body = {"input_ids": PROMPTS[number], "rid": RIDS[number], "sampling_params": SAMPLING}
-            return server.post("/generate", body)
+    def ask(number):
+        return server.post("/generate", body(number))
 
-        with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            replies = list(pool.map(ask, range(len(PROMPTS))))
-        for name, event in (("detokenizer_0", "engine_detokenize"), ("server_0", "engine_request")):
-            wait_for_rids(log, f"{name}.jsonl", event, RIDS)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        replies = list(pool.map(ask, range(len(PROMPTS))))
+    for name, event in (("detokenizer_0", "engine_detokenize"), ("server_0", "engine_request")):
+        wait_for_rids(log, f"{name}.jsonl", event, RIDS)
 
-        long = {**SAMPLING, "max_new_tokens": 480}
+    def ask_in_vain():
+        with suppress(Exception):
+            server.post("/generate", {**body(0, max_new_tokens=480), "rid": "in-vain"})
 
-        def ask_in_vain():
-            with suppress(Exception):
-                server.post("/generate", {"input_ids": PROMPTS[0], "rid": "in-vain", "sampling_params": long})
+    asking = threading.Thread(target=ask_in_vain, daemon=True)
+    asking.start()
+    scheduler = log / "scheduler_0_tp0.jsonl"
+    wait_for_rids(log, scheduler.name, "scheduler_admit", ["in-vain"])
+    opened = json.loads(lines_of(scheduler)[0])
+    os.kill(opened["extra"]["pid"], signal.SIGKILL)
+    server.stop()
+    return Served(replies, served.copy_part("killed"))
 
-        asking = threading.Thread(target=ask_in_vain, daemon=True)
-        asking.start()
-        scheduler = log / "scheduler_0_tp0.jsonl"
-        wait_for_rids(log, scheduler.name, "scheduler_admit", ["in-vain"])
-        opened = json.loads(lines_of(scheduler)[0])
-        os.kill(opened["extra"]["pid"], signal.SIGKILL)
-    finally:
-        server.stop()
-    return Served(replies, folder / "logs/run")
+
+def body(number, **sampling):
+    """Return a request's body."""
+    return {"input_ids": PROMPTS[number], "rid": RIDS[number], "sampling_params": {**SAMPLING, **sampling}}
 
 
 def test_replies_are_what_they_are_without_us(killed, expected):
@@ -197,13 +198,13 @@ def parallel(tmp_path_factory):
         "SGLANG_TEST_RETRACT_INTERVAL": "10",
         "SGLANG_INSTRUMENT_ENGINE_DETAIL": "batches",
     }
-    server = start_server(folder, environment(folder / "logs", **settings), "--dp-size=2", overlap=True)
+    server = start_server(folder, instrumented(folder, **settings), "--dp-size=2", overlap=True)
     log = folder / "logs/run/engine"
     try:
         body = {"input_ids": PROMPTS, "rid": RIDS, "sampling_params": SAMPLING}
         replies = server.post("/generate", body)
         wait_for_rids(log, "detokenizer_0.jsonl", "engine_detokenize", RIDS)
-        wait_for(lambda: is_quiet(log), "an idle engine goes on logging")
+        wait_for(lambda: is_done(log) and is_quiet(log), "an idle engine goes on logging")
     finally:
         server.stop()
     return Served(replies, folder / "logs/run")

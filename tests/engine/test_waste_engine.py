@@ -1,7 +1,6 @@
 """`waste` counts as many tokens as a real server's own counters, with aborts and callers that leave."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import urllib.request
 
 import pytest
 from awaited import records_of, rids_of, wait_for
-from sglang_server import start_server
 
 from sglang_instrument.cli.main import main
 
@@ -104,30 +102,22 @@ def told(log):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(served):
     """The folder of a run with aborts, and the server's own count of its tokens."""
-    scratch = tmp_path_factory.mktemp("server")
-    environment = {
-        "SGLANG_INSTRUMENT": "1",
-        "SGLANG_INSTRUMENT_LOG_DIR": str(scratch / "logs"),
-        "EXPERIMENT_NAME": "waste",
-    }
-    server = start_server(scratch, environment, "--enable-metrics")
-    try:
-        client = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CLIENT), str(server.port)]
-        subprocess.run(client, env={**os.environ, **environment}, cwd=scratch, check=True, timeout=600)
-        # A server notices after seconds that a caller has left, and counts tokens when the scheduler has
-        # answered the abort: later than it logs the end of the call.
-        wait_for(
-            lambda: counted(server, "num_requests_total") == REQUESTS,
-            lambda: counted(server, "num_requests_total"),
-        )
-        tokens = counted(server, "generation_tokens_total")
-        log = scratch / "logs/waste/engine"
-        wait_for(lambda: told(log) >= LEFT, lambda: told(log))
-    finally:
-        server.stop()
-    return scratch / "logs/waste", tokens
+    server, log = served.server, served.log
+    before = {name: counted(server, name) for name in ("num_requests_total", "generation_tokens_total")}
+
+    def since(name):
+        return counted(server, name) - before[name]
+
+    client = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CLIENT), str(server.port)]
+    subprocess.run(client, env=server.environment, cwd=log, check=True, timeout=1200)
+    # A server notices after seconds that a caller has left, and counts tokens when the scheduler has
+    # answered the abort: later than it logs the end of the call.
+    wait_for(lambda: since("num_requests_total") == REQUESTS, lambda: since("num_requests_total"))
+    tokens = since("generation_tokens_total")
+    wait_for(lambda: told(log / "engine") >= LEFT, lambda: told(log / "engine"))
+    return served.end_part("waste"), tokens
 
 
 def test_its_sums_are_those_of_the_server_within_a_hundredth(run, capsys):

@@ -1,13 +1,12 @@
 """A real SGLang server whose weights are updated: lineage names the calls with a prefix of older weights."""
 
 import json
-import os
 import threading
 import time
 
 import pytest
 from awaited import wait_for_rids
-from sglang_server import model_of_the_demo, start_server
+from sglang_server import model_of_the_demo
 
 from sglang_instrument.analysis import lineage, open_run, weight_updates, weights_findings
 from sglang_instrument.cli.main import main
@@ -16,6 +15,8 @@ pytestmark = pytest.mark.engine
 
 SHARED = [300 + place for place in range(40)]  # a prompt that all calls of a group share
 OTHER = [500 + place for place in range(40)]
+#: Readers take what is less than a second apart for one update, or for a label that is late.
+APART_SEC = 1.2
 
 
 class Script:
@@ -34,11 +35,11 @@ class Script:
         self.ended[rid] = reply["meta_info"]["finish_reason"]["type"]
         return reply
 
-    def update(self, version, settle_sec=2.5, **how):
-        time.sleep(settle_sec)  # a label may be late by a second, and updates lie apart
+    def update(self, version, settle_sec=APART_SEC, **how):
+        time.sleep(settle_sec)
         body = {"model_path": str(model_of_the_demo()), "weight_version": version, **how}
         assert self.server.post("/update_weights_from_disk", body)["success"]
-        time.sleep(1.5)
+        time.sleep(APART_SEC)
 
 
 def ask_while_it_is_aborted(script, log):
@@ -48,7 +49,7 @@ def ask_while_it_is_aborted(script, log):
         threading.Thread(target=script.ask, args=(rid, OTHER[number:], 440))
         for number, rid in enumerate(rids)
     ]
-    time.sleep(2.5)
+    time.sleep(APART_SEC)
     for thread in threads:
         thread.start()
     wait_for_rids(log, "scheduler_0_tp0.jsonl", "scheduler_receive", rids)
@@ -58,45 +59,33 @@ def ask_while_it_is_aborted(script, log):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("weights")
-    ours = {
-        "SGLANG_INSTRUMENT": "1",
-        "SGLANG_INSTRUMENT_LOG_DIR": str(folder / "logs"),
-        "EXPERIMENT_NAME": "run",
-    }
-    clean = {name: "" for name in os.environ if name.startswith("SGLANG_INSTRUMENT")}
-    server = start_server(folder, {**clean, **ours}, "--max-running-requests=4", "--weight-version=0")
-    try:
-        script = Script(server)
-        for rid in ("first", "first again"):
-            script.ask(rid, SHARED)
-        script.update("1", flush_cache=False)
-        script.ask("kept", SHARED)  # from the cache, of version 0
-        script.ask("kept and longer", [*SHARED, 7, 8, 9])
-        script.ask("new", OTHER)
-        script.ask("new again", OTHER)  # from the cache, of version 1
-        script.update("2", flush_cache=True)
-        for rid in ("flushed", "flushed again"):
-            script.ask(rid, SHARED)
-        time.sleep(1)  # a flush while a batch is in flight ends the scheduler
-        script.server.post("/pause_generation", {"mode": "in_place"})
-        script.update("3", flush_cache=True)
-        script.server.post("/continue_generation", {})
-        script.ask("after the pause", SHARED)
-        log = folder / "logs/run/engine"
-        ask_while_it_is_aborted(script, log)
-        script.ask("last", SHARED)
-        wait_for_rids(log, "server_0.jsonl", "engine_request", script.ended)  # stop() kills what still writes
-        wait_for_rids(log, "scheduler_0_tp0.jsonl", "scheduler_first_tokens", ["last"])
-    finally:
-        server.stop()
-    return script, folder / "logs/run"
+def updated(served):
+    """What the script got, and the run that the server logged of it."""
+    script = Script(served.server)
+    for rid in ("first", "first again"):
+        script.ask(rid, SHARED)
+    script.update("1", flush_cache=False)
+    script.ask("kept", SHARED)  # from the cache, of version 0
+    script.ask("kept and longer", [*SHARED, 7, 8, 9])
+    script.ask("new", OTHER)
+    script.ask("new again", OTHER)  # from the cache, of version 1
+    script.update("2", flush_cache=True)
+    for rid in ("flushed", "flushed again"):
+        script.ask(rid, SHARED)
+    time.sleep(1)  # a flush while a batch is in flight ends the scheduler
+    script.server.post("/pause_generation", {"mode": "in_place"})
+    script.update("3", flush_cache=True)
+    script.server.post("/continue_generation", {})
+    script.ask("after the pause", SHARED)
+    ask_while_it_is_aborted(script, served.log / "engine")
+    script.ask("last", SHARED)
+    wait_for_rids(served.log / "engine", "server_0.jsonl", "engine_request", script.ended)
+    return script, served.end_part("weights")
 
 
 @pytest.fixture(scope="module")
-def run(served):
-    return open_run(served[1], cached=False)
+def run(updated):
+    return open_run(updated[1], cached=False)
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +93,8 @@ def rows(run):
     return {row["rid"]: row for row in lineage(run).to_dicts()}
 
 
-def test_each_call_that_was_served_from_a_prefix_of_older_weights_is_named_with_its_tokens(served, rows):
-    cached = served[0].cached
+def test_each_call_that_was_served_from_a_prefix_of_older_weights_is_named_with_its_tokens(updated, rows):
+    cached = updated[0].cached
     assert cached["kept"] > 0
     named = {rid: row["stale_most"] for rid, row in rows.items() if row["stale_most"]}
     assert cached["new again"] > 0
@@ -114,9 +103,9 @@ def test_each_call_that_was_served_from_a_prefix_of_older_weights_is_named_with_
     assert rows["kept"]["prefix_weights"] == "before 1"
 
 
-def test_after_a_flush_nobody_is_accused(served, rows):
+def test_after_a_flush_nobody_is_accused(updated, rows):
     after = ("flushed", "flushed again", "after the pause", "last")
-    assert served[0].cached["flushed again"] > 0
+    assert updated[0].cached["flushed again"] > 0
     assert [rows[rid]["stale_most"] for rid in after] == [0, 0, 0, 0]
 
 
@@ -139,18 +128,18 @@ def test_an_update_has_its_parts_as_the_server_went_through_them(run):
     assert [one["server"] for one in paused["servers"]] == ["scheduler_0_tp0"]
 
 
-def test_an_update_that_aborts_everything_is_found_and_so_are_stale_prefixes(served, run):
+def test_an_update_that_aborts_everything_is_found_and_so_are_stale_prefixes(updated, run):
     found = {one.cause: one for one in weights_findings(run)}
     assert set(found) == {"stale-prefix", "aborting-update"}
-    aborted = [rid for rid, how in served[0].ended.items() if how == "abort"]
+    aborted = [rid for rid, how in updated[0].ended.items() if how == "abort"]
     assert len(aborted) >= 2
     assert found["aborting-update"].evidence["aborted"] == len(aborted)
     assert found["stale-prefix"].evidence["sure"] == 2
 
 
-def test_labels_that_lie_are_found(served, tmp_path):
+def test_labels_that_lie_are_found(updated, tmp_path):
     folder = tmp_path / "run"
-    for path in served[1].glob("engine/*.jsonl"):
+    for path in updated[1].glob("engine/*.jsonl"):
         copy = folder / "engine" / path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -162,11 +151,11 @@ def test_labels_that_lie_are_found(served, tmp_path):
     assert [one.evidence["named"][0]["rid"] for one in wrong] == ["flushed"]
 
 
-def test_the_command_prints_them(served, capsys):
-    assert main(["weights", str(served[1])]) == 0
+def test_the_command_prints_them(updated, capsys):
+    assert main(["weights", str(updated[1])]) == 0
     assert "2 of " in capsys.readouterr().out
-    assert main(["weights", str(served[1]), "--lineage", "--json"]) == 0
+    assert main(["weights", str(updated[1]), "--lineage", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {row["rid"] for row in told["lineage"]} >= {"kept", "new", "last"}
-    assert main(["weights", str(served[1]), "--update", "9"]) == 2
+    assert main(["weights", str(updated[1]), "--update", "9"]) == 2
     assert "there are 4" in capsys.readouterr().err

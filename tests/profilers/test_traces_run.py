@@ -1,26 +1,20 @@
-"""Traces are aligned with their run, and the trace of a real engine's profiler is read."""
+"""Traces are aligned with their run, and written with it."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import subprocess
-import sys
-import textwrap
 from collections import Counter
 from pathlib import Path
 
 import polars as pl
 import pytest
 from made_traces import BASE_NS, engine_trace, run_beside, trace_of_work
-from own_group import run_in_group
 from perfetto_tracks import group_of, parsed
 
 from sglang_instrument.cli.main import main
 from sglang_instrument.traces.answers import analyse, analyse_trace
 from sglang_instrument.traces.run import idle_in_steps, worker_of
-from sglang_instrument.traces.table import KINDS, read_trace
+from sglang_instrument.traces.table import read_trace
 
 
 def test_idle_time_of_an_engine_is_compared_with_the_work_of_requests(
@@ -113,84 +107,3 @@ def test_only_kernels_of_the_same_time_are_merged_into_one_step(tmp_path: Path) 
     assert main(["export", str(logs), *arguments]) == 0
     kernels = [one for track in parsed(out).values() for one in track.slices if one[0] == "gemm"]
     assert len(kernels) == 1
-
-
-ENGINE = """
-    import sys, time
-    from pathlib import Path
-    from sglang_instrument.demo.engine import start_engine
-    from sglang_instrument.demo.model import make_tokenizer
-
-    def make_model(folder):
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        tokenizer = make_tokenizer()
-        small = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
-        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024}
-        config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **small, **heads)
-        LlamaForCausalLM(config).float().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
-
-    if __name__ == "__main__":
-        out, scratch = Path(sys.argv[1]), Path(sys.argv[2])
-        engine = start_engine(make_model(scratch / "model"), rank=0, context_length=512, scratch=scratch)
-        engine.start_profile(output_dir=str(out), activities=["CPU"], with_stack=False, record_shapes=False)
-        sampling = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
-        engine.generate(prompt=["one and two", "three"], sampling_params=sampling)
-        engine.stop_profile()
-        until = time.monotonic() + 600
-        while not list(out.glob("*.json.gz")) and time.monotonic() < until:
-            time.sleep(0.1)
-        engine.shutdown()
-"""
-
-
-@pytest.fixture(scope="module")
-def engines_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace that the real SGLang scheduler writes of a prefill and five decode steps on the CPU."""
-    folder = tmp_path_factory.mktemp("engine")
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(ENGINE))
-    out, scratch = folder / "traces", folder / "scratch"
-    out.mkdir()
-    scratch.mkdir()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
-    done = run_in_group(
-        [sys.executable, "-W", "ignore", str(script), str(out), str(scratch)],
-        env={**clean, "OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=1800,
-    )
-    found = list(out.glob("*.json.gz"))
-    assert found, done.stderr[-3000:]
-    return found[0]
-
-
-@pytest.mark.engine
-def test_a_real_engines_steps_equal_a_brute_force_read(engines_trace: Path) -> None:
-    one = analyse(engines_trace.parent, top=10_000).traces[0]
-    whole = json.loads(gzip.decompress(engines_trace.read_bytes()))
-    events = [event for event in whole["traceEvents"] if event.get("cat") in KINDS and "dur" in event]
-    assert one.events == len(events)
-    assert (one.rank, one.on_gpu, one.truncated) == ("TP-0", False, False)
-    marked: dict[str, list[float]] = {}
-    for event in events:
-        if event["name"].startswith("step["):
-            stage = {"E": "prefill", "D": "decode"}[event["name"][5]]
-            marked.setdefault(stage, []).append(event["dur"])
-    assert set(marked) == {"prefill", "decode"}
-    rows = {row["stage"]: row for row in one.tables["stages"]}
-    for stage, times in marked.items():
-        assert rows[stage]["steps"] == len(times)
-        assert rows[stage]["step_sec"] == pytest.approx(sum(times) / 1e6)
-    assert one.use["busy_sec"] == pytest.approx(sum(map(sum, marked.values())) / 1e6)
-    begins = [event["ts"] for event in events]
-    assert one.window_sec * 1e6 == pytest.approx(
-        max(event["ts"] + event["dur"] for event in events) - min(begins), abs=1.0
-    )
-    counts = Counter(event["name"] for event in events)
-    assert {row["name"]: row["count"] for row in one.tables["cpu_ops"]} == counts

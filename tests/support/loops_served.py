@@ -4,13 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from sglang_server import Server, start_server
+from sglang_server import Server, start_servers
 
 from sglang_instrument.analysis.changes.replicas import Replicas, with_replicas
 from sglang_instrument.analysis.ledger.loop import Loop
@@ -21,12 +19,9 @@ SCRIPT = Path(__file__).parent / "served_loop.py"
 RUNNING = 4
 #: Other servers that start meanwhile take memory that SGLang counts as this one's.
 MEMORY = ("--mem-fraction-static=0.7", "--max-total-tokens=8192")
-ARGUMENTS = (
-    f"--max-running-requests={RUNNING}",
-    "--enable-custom-logit-processor",
-    "--disable-radix-cache",
-    *MEMORY,
-)
+#: What a server needs so that the loop can pace its batches.
+PACED = ("--enable-custom-logit-processor", *MEMORY)
+ARGUMENTS = (f"--max-running-requests={RUNNING}", "--disable-radix-cache", *PACED)
 NOT_MEASURED = {"SGLANG_INSTRUMENT": "0"}
 
 
@@ -52,20 +47,9 @@ class Held(NamedTuple):
         return self.predicted_sec / self.measured_sec
 
 
-@contextmanager
-def two_servers(folder: Path) -> Iterator[list[Server]]:
-    """Start two servers at once; end them."""
-    folders = [folder / f"server_{number}" for number in range(2)]
-    for one in folders:
-        one.mkdir()
-    with ThreadPoolExecutor(2) as pool:
-        starting = [pool.submit(start_server, one, NOT_MEASURED, *ARGUMENTS) for one in folders]
-    started = [one.result() for one in starting if one.exception() is None]
-    try:
-        yield [one.result() for one in starting]
-    finally:
-        for server in started:
-            server.stop()
+def two_servers(folder: Path) -> AbstractContextManager[list[Server]]:
+    """Start two servers at once, which log nothing; end them."""
+    return start_servers(folder, 2, NOT_MEASURED, *ARGUMENTS)
 
 
 def train(folder: Path, servers: list[Server], shape: str, steps: int, sec: float, requests: int) -> Path:
@@ -79,13 +63,13 @@ def train(folder: Path, servers: list[Server], shape: str, steps: int, sec: floa
     return folder / name
 
 
-def hold(one: Path, two: Path) -> list[Held]:
-    """Predict each of two runs, over one and over two servers, from the other."""
+def hold(one: Path, two: Path, running: int = RUNNING) -> list[Held]:
+    """Predict each of two runs, over one and over two servers with this limit, from the other."""
     runs = [open_run(folder, cached=False) for folder in (one, two)]
     loops = [loop_of(run) for run in runs]
     found = []
     for number, more in ((0, 1), (1, -1)):
-        told = with_replicas(loops[number], more, recorded=number + 1, running=RUNNING)
+        told = with_replicas(loops[number], more, recorded=number + 1, running=running)
         was, measured = (loop.mean()["wall_sec"] for loop in (loops[number], loops[1 - number]))
         found.append(_held(loops[number], told, was, measured))
     return found

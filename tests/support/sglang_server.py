@@ -9,6 +9,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +36,17 @@ def model_of_the_demo():
 
 @dataclass
 class Server:
-    """A running server that listens at `port`."""
+    """A running server that listens at `port`; `errors` is the file with its output."""
 
     process: subprocess.Popen
     port: int
     errors: Path
+    command: list
+    environment: dict
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
 
     def post(self, path, body, timeout_sec=DEADLINE_SEC):
         """Send a request; return the answer."""
@@ -79,6 +87,23 @@ class Server:
         """Kill all of its processes at once; they are one group."""
         end_group(self.process)
 
+    def signal(self, number):
+        """Send a signal to all of its processes."""
+        os.killpg(self.process.pid, number)
+
+    def restart(self):
+        """Start a server that has ended, at the same port; wait until it answers."""
+        self.kill()
+        self.process = launch(self.command, self.environment, self.errors)
+        wait_until_it_answers(self)
+
+
+def instrumented(folder, **more):
+    """Return variables that switch us on in a server, which then logs to the run `folder/logs/run`."""
+    clean = {name: "" for name in os.environ if name.startswith("SGLANG_INSTRUMENT")}
+    place = {"SGLANG_INSTRUMENT_LOG_DIR": str(folder / "logs"), "EXPERIMENT_NAME": "run"}
+    return {**clean, "SGLANG_INSTRUMENT": "1", **place, **more}
+
 
 def start_server(scratch, environment, *arguments, overlap=False):
     """Start a server and wait until it answers; `scratch` is a folder for its files.
@@ -93,6 +118,22 @@ def start_server(scratch, environment, *arguments, overlap=False):
     return _start_server(scratch, environment, *arguments, overlap=overlap)
 
 
+@contextmanager
+def start_servers(folder, count, environment, *arguments):
+    """Start servers at once, each in a folder of its own below `folder`; yield them, then end them."""
+    scratch = [folder / f"server_{number}" for number in range(count)]
+    for one in scratch:
+        one.mkdir()
+    with ThreadPoolExecutor(count) as pool:
+        starting = [pool.submit(start_server, one, environment, *arguments) for one in scratch]
+    started = [one.result() for one in starting if one.exception() is None]
+    try:
+        yield [one.result() for one in starting]
+    finally:
+        for server in started:
+            server.stop()
+
+
 class PortTakenError(AssertionError):
     """The server did not start, because another process listens at one of its ports."""
 
@@ -104,22 +145,28 @@ def _start_server(scratch, environment, *arguments, overlap):
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
     command += ["--model-path", str(model_of_the_demo()), "--port", str(port), *ARGUMENTS, *arguments]
     command += [] if overlap else [IN_TURN]
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     errors = scratch / "stderr.txt"
-    with errors.open("wb") as stream:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
-            cwd=scratch,
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
+    server = Server(launch(command, variables, errors), port, errors, command, variables)
+    wait_until_it_answers(server)
+    return server
+
+
+def launch(command, environment, errors):
+    """Start a server's process in a group of its own."""
+    with errors.open("ab") as stream:
+        return subprocess.Popen(
+            command, env=environment, cwd=errors.parent, stdout=stream, stderr=stream, start_new_session=True
         )
-    server = Server(process, port, errors)
+
+
+def wait_until_it_answers(server):
+    """Wait until a server answers; kill it if it does not."""
     deadline = time.monotonic() + DEADLINE_SEC
     try:
         while not server.is_up():
-            if process.poll() is not None or time.monotonic() > deadline:
-                printed = errors.read_text(errors="replace")
+            if server.process.poll() is not None or time.monotonic() > deadline:
+                printed = server.errors.read_text(errors="replace")
                 taken = "EADDRINUSE" in printed or "address already in use" in printed
                 kind = PortTakenError if taken else AssertionError
                 raise kind(f"the server did not start:\n{printed[-4000:]}")
@@ -127,4 +174,3 @@ def _start_server(scratch, environment, *arguments, overlap):
     except BaseException:  # a Ctrl-C too
         server.kill()
         raise
-    return server
