@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_instrument.errors import TableError
@@ -331,7 +331,6 @@ def test_a_field_must_be_text():
         parse(5)
 
 
-UNTIMED = settings(deadline=None)  # for busy machines
 NAMES = st.sampled_from(["request", "turns", "output", "_x", "größe"])
 STEPS = st.one_of(
     st.builds(Step, st.just("attribute"), NAMES),
@@ -367,13 +366,11 @@ def written(value):
     return text if value.function is None else f"{value.function}({text})"
 
 
-@UNTIMED
 @given(st.lists(st.one_of(PATHS, CONSTANTS), min_size=1, max_size=3))
 def test_what_is_written_is_what_is_parsed(alternatives):
     assert parse(" | ".join(map(written, alternatives)), "enter").alternatives == tuple(alternatives)
 
 
-@UNTIMED
 @given(
     st.lists(st.one_of(PATHS, CONSTANTS), min_size=1, max_size=3), st.lists(VALUES, min_size=4, max_size=4)
 )
@@ -383,7 +380,6 @@ def test_reading_never_raises_whatever_the_values_are(alternatives, values):
     assert set(reader(run_with(), *values[: len(names)])) <= {"x"}
 
 
-@UNTIMED
 @given(st.text(max_size=30))
 def test_any_text_is_either_read_or_refused_with_a_table_error(text):
     try:

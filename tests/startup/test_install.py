@@ -5,9 +5,9 @@ import io
 import itertools
 import os
 import sys
-import threading
 
 import pytest
+from awaited import wait_for
 from logged import our_threads, own, read_records
 
 import sglang_instrument
@@ -15,14 +15,6 @@ from sglang_instrument import bind, event, span, step
 from sglang_instrument.recording.measure import context, spans
 from sglang_instrument.recording.measure.spans import OFF, OPEN
 from sglang_instrument.recording.safety import notices
-
-
-def wait_until(condition):
-    for _ in range(6000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    pytest.fail("it did not happen within 60 s")
 
 
 @pytest.mark.parametrize("actions", list(itertools.product(["install", "uninstall", "record"], repeat=4)))
@@ -45,7 +37,7 @@ def test_after_any_order_of_install_and_uninstall_the_last_call_decides(install,
     assert len(own(read_records(log_dir / "run").get("step_1/worker_0.jsonl", []))) == expected
     assert spans.current_buffer() is OFF
     assert dict(os.environ) == environment
-    wait_until(lambda: not our_threads())
+    wait_for(lambda: not our_threads(), our_threads, every_sec=0.005)
 
 
 def test_a_second_install_changes_nothing(install, capsys):
@@ -215,7 +207,7 @@ def test_a_span_that_hangs_since_before_install_is_reported_without_other_activi
     with step(1), span("tool_execution"):
         for _ in range(2):
             install(hang_after_sec=0.05)
-            wait_until(lambda: file.exists() and '"open_spans"' in file.read_text())
+            wait_for(lambda: file.exists() and '"open_spans"' in file.read_text(), "no open_spans")
             sglang_instrument.uninstall()
             file.unlink()
 
@@ -234,7 +226,7 @@ def test_a_user_whose_logging_is_broken_notices_nothing(install, log_dir, monkey
         install()
         with step(1):
             event("did")
-        assert sglang_instrument.flush(60)
+        assert sglang_instrument.flush(600)
         assert sglang_instrument.status()["records"]["dropped"] == 1
     finally:
         logger.removeHandler(handler)
@@ -248,7 +240,7 @@ def test_status_describes_the_process(install):
         assert (status["installed"], status["folder"], status["open_spans"]) == (True, str(folder), 1)
         assert status["settings"]["SGLANG_INSTRUMENT_HANG_AFTER_SEC"] == "5.0"
         assert status["pid"] == os.getpid()
-    assert sglang_instrument.flush(60)
+    assert sglang_instrument.flush(600)
     assert sglang_instrument.status()["records"]["recorded"] == 1
 
 

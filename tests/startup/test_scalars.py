@@ -199,10 +199,8 @@ def test_nothing_waits_for_a_file_that_never_answers(tmp_path):
     (tmp_path / "live").mkdir()
     os.mkfifo(tmp_path / "live" / "scalars.jsonl")
     scalars = Scalars(tmp_path, "now")
-    begun = time.perf_counter()
     for step in range(1000):
-        scalars.along({}, step, {})
-    assert time.perf_counter() - begun < 60  # for a busy machine; a read of the pipe would never return
+        scalars.along({}, step, {})  # a read of the pipe would never return
     scalars.stop()
 
 
@@ -327,8 +325,8 @@ def test_with_the_setting_a_finished_step_goes_along_and_uninstall_ends_the_foll
     [(step, given)] = board.calls
     assert (step, given["loss"], given["rollout/requests"]) == (1, 1.0, 2)
     assert other.calls == board.calls
+    tracking.log(data, step=2)  # before the follower can know it
     roll_out(2)
-    tracking.log(data, step=2)
     wait_until(lambda: sglang_instrument.scalars(2))
     tracking.log(data, step=3)
     assert [step for step, _ in board.calls] == [1, 2, 2, 3]

@@ -17,7 +17,7 @@ from sglang_instrument.recording.measure.context import CURRENT, UNBOUND
 from sglang_instrument.testing import records
 
 SEEN = contextvars.ContextVar("a variable of the program")
-CYCLES = 50
+CYCLES = 20
 
 
 class Thing:
@@ -53,8 +53,10 @@ def left_over(start, let_go=lambda: None):
 
 @pytest.fixture(autouse=True)
 def seen():
+    gc.freeze()  # garbage collections then visit only new objects
     with records() as captured:
         yield captured
+    gc.unfreeze()
     assert CURRENT.get() is UNBOUND
     assert not spans.OPEN
 

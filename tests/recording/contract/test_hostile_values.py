@@ -246,7 +246,7 @@ def test_status_and_flush_say_what_was_noted_and_raise_nothing(install):
     try:
         with pytest.raises(UnnamedError), span("parse"):
             raise UnnamedError
-        assert sglang_instrument.flush(60)
+        assert sglang_instrument.flush(600)
         assert sglang_instrument.status()["records"]["recorded"] == 1
     finally:
         spans.log_error_messages(False)

@@ -140,7 +140,7 @@ RAISED = [bytearray(100) for _ in ACTS]
 sglang_instrument.install()
 for act in ACTS:
     act()
-sglang_instrument.flush(60)
+sglang_instrument.flush(600)
 before = sglang_instrument.status()["records"]
 
 def work():
@@ -174,10 +174,10 @@ for index in range(1, count, count // 100):  # some room for Python itself
 work()
 held = None
 resource.setrlimit(resource.RLIMIT_AS, unlimited)
-assert sglang_instrument.flush(30)
+assert sglang_instrument.flush(600)
 after = sglang_instrument.status()["records"]
 assert a_function() is None
-assert sglang_instrument.flush(30)
+assert sglang_instrument.flush(600)
 again = sglang_instrument.status()["records"]
 counts = {key: after[key] - before[key] for key in after}
 print(json.dumps([len(ACTS) * 2000, sum(map(sum, RAISED)), counts, again["recorded"] - after["recorded"]]))

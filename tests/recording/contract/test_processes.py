@@ -84,7 +84,7 @@ def test_install_changes_no_signal_handler(install):
     install()
     with step(1):
         event("did")
-    sglang_instrument.flush(60)
+    sglang_instrument.flush(600)
     assert [signal.getsignal(number) for number in signal.valid_signals()] == before
 
 
@@ -183,7 +183,7 @@ FORKS = """
 
 
 @pytest.mark.parametrize("durability", ["buffered", "line"])
-@pytest.mark.parametrize("ending", ["raise SystemExit(0)", "si.flush(60); os._exit(0)"])
+@pytest.mark.parametrize("ending", ["raise SystemExit(0)", "si.flush(600); os._exit(0)"])
 def test_a_forked_child_writes_its_own_file_and_leaves_its_parents_alone(run_script, ending, durability):
     script = run_script(FORKS.replace("CHILD_ENDS", ending), SGLANG_INSTRUMENT_DURABILITY=durability)
     child = f"worker_0.{os.uname().nodename}-{script.stdout.strip()}.jsonl"
@@ -217,7 +217,7 @@ def test_a_child_forked_while_other_threads_record_does_not_hang(run_script):
             child = os.fork()
             if child == 0:
                 si.event("did", index=index)
-                os._exit(0 if si.flush(60) else 1)
+                os._exit(0 if si.flush(600) else 1)
             assert os.waitpid(child, 0)[1] == 0
         stop.set()
         for thread in threads:
@@ -273,10 +273,10 @@ def test_a_process_restarted_after_a_kill_appends_to_the_same_files(start_script
             si.install()
             with si.step(1), si.span("total_step_duration"):
                 si.event("did", index=0)
-            si.flush(60)
+            si.flush(600)
             with si.step(2):
                 si.event("did", index=1)
-                si.flush(60)
+                si.flush(600)
                 os.kill(os.getpid(), 9)
         """)
         script.wait(code=-signal.SIGKILL)
@@ -302,7 +302,7 @@ def test_exec_inherits_no_descriptor_of_ours(run_script):
         si.install()
         with si.step(1):
             si.event("did", index=0)
-        si.flush(60)
+        si.flush(600)
         looks = (
             "import os; links = [f'/proc/self/fd/{number}' for number in range(3, 30)]; "
             "print([os.readlink(link) for link in links if os.path.lexists(link)])"

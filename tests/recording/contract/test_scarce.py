@@ -25,9 +25,8 @@ TAKE_ALL_MEMORY = """
 @pytest.mark.parametrize("take", [TAKE_ALL_DESCRIPTORS, TAKE_ALL_MEMORY], ids=["descriptors", "memory"])
 @pytest.mark.parametrize("end", ["pass", "si.uninstall()", "raise SystemExit(3)"])
 def test_a_process_short_of_a_resource_ends_with_its_own_code(run_script, take, end, durability):
-    for _ in range(3):
-        script = run_script(
-            f"""
+    script = run_script(
+        f"""
     import sglang_instrument as si
     si.install()
     with si.step(1), si.span("total_step_duration"):
@@ -36,10 +35,10 @@ def test_a_process_short_of_a_resource_ends_with_its_own_code(run_script, take, 
     {take}
     {end}
     """,
-            code=3 if "3" in end else 0,
-            SGLANG_INSTRUMENT_DURABILITY=durability,
-        )
-        assert "libgcc" not in script.stderr
+        code=3 if "3" in end else 0,
+        SGLANG_INSTRUMENT_DURABILITY=durability,
+    )
+    assert "libgcc" not in script.stderr
 
 
 # A stack size that fits into no address space, and a limit that leaves no room for a stack.
@@ -105,7 +104,7 @@ def whole(*steps):
 
 
 @pytest.mark.parametrize("why", NO_THREADS)
-@pytest.mark.parametrize("end", ["pass", "assert si.flush(60)", "si.uninstall()"])
+@pytest.mark.parametrize("end", ["pass", "assert si.flush(600)", "si.uninstall()"])
 def test_records_wait_for_a_thread_until_somebody_asks_for_them_or_the_process_ends(
     record_without_threads, why, end
 ):
@@ -170,9 +169,9 @@ def test_what_is_recorded_beyond_the_bound_while_no_thread_can_be_started_is_dro
     )
     counts = json.loads(script.stdout.splitlines()[-1])
     assert (counts["waiting"], counts["dropped"]) == (200_000, 4000)
-    [closed] = [
-        record for record in script.records["step_5/worker_0.jsonl"] if record["event"] == "step_closed"
-    ]
+    lines = (script.folder / "step_5/worker_0.jsonl").read_bytes().splitlines()
+    [closed] = [json.loads(line) for line in lines if b'"event":"step_closed"' in line]
+    assert sum(b'"event":"did"' in line for line in lines) == 196_000
     assert (closed["extra"]["written"], closed["extra"]["dropped"]) == (196_000, 4000)
     assert "new records are dropped and counted" in script.stderr
 
@@ -185,9 +184,9 @@ def test_threads_that_record_while_no_other_can_be_started_lose_and_double_nothi
         def record(number):
             go.wait()
             with si.bind(step=1, worker=number):
-                for index in range(20_000):
+                for index in range(8_000):
                     si.event("did", index=index)
-                    if index % 5_000 == number:
+                    if index % 2_000 == number:
                         assert si.flush(600)
 
         go = threading.Event()
@@ -205,7 +204,7 @@ def test_threads_that_record_while_no_other_can_be_started_lose_and_double_nothi
         path: [record["extra"]["index"] for record in own(records)]
         for path, records in script.records.items()
     }
-    assert written == {f"step_1/worker_{number}.jsonl": list(range(20_000)) for number in range(4)}
+    assert written == {f"step_1/worker_{number}.jsonl": list(range(8_000)) for number in range(4)}
 
 
 def test_a_forked_child_without_threads_writes_what_it_recorded(record_without_threads):

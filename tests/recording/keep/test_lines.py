@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_instrument import bind, event, native, schema, span
@@ -32,11 +32,6 @@ values = st.recursive(
 )
 
 
-#: For busy machines.
-UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@UNTIMED
 @given(values)
 def test_any_value_becomes_one_valid_line_and_its_neighbours_are_untouched(value):
     with records() as seen:
@@ -49,7 +44,6 @@ def test_any_value_becomes_one_valid_line_and_its_neighbours_are_untouched(value
         assert seen[2]["extra"] == {"request_id": "r", "turn": 0, "n": 2}
 
 
-@UNTIMED
 @given(st.lists(values, max_size=6))
 def test_a_batch_with_bad_values_keeps_every_record(some):
     encoder = LineEncoder(Clock())

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +17,6 @@ from sglang_instrument.recording.measure.tasks import Task
 
 pytestmark = pytest.mark.skipif(not native.ON, reason=f"nothing is compiled: {native.REASON}")
 
-UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 CLOCK = Clock()
 SCOPES = [
     Scope("worker", 0, 5, False),
@@ -26,7 +24,7 @@ SCOPES = [
     Scope("worker", 1, 5, True),
     Scope("server", 7, None, False),
 ]
-NOW = time.perf_counter_ns()
+NOW = 10**15
 
 texts = st.text(st.characters(), max_size=40) | st.sampled_from(
     [
@@ -124,7 +122,7 @@ def read(lines):
     return parsed
 
 
-@UNTIMED
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     st.lists(spans, max_size=12),
     st.lists(st.tuples(st.integers(0, 3), ids), min_size=4, max_size=4),

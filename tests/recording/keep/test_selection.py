@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_instrument import Config, bind, flush, span, status, step
@@ -205,7 +205,6 @@ def test_what_is_held_of_a_step_that_never_ends_is_decided_on_as_it_goes(scope):
     assert len(kept) + scope.sampled_out == selection.MOST_HELD + 1
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from(["turn_engine_call", "reward_calculation"]))),
     st.lists(st.integers(1, 100), min_size=21, max_size=21),

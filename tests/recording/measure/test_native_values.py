@@ -118,7 +118,7 @@ def pure():
     return twin
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(made)
 def test_a_value_is_reduced_to_the_same(pure, make):
     assert same(*(without_addresses(one.reduce({"x": make(), "y": 1})) for one in (values, pure)))

@@ -131,7 +131,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(extra=st.dictionaries(any_text, values, max_size=4))
 def test_any_value_is_recorded_without_raising_beside_neighbours_that_stay_as_they_are(extra):
     extra.pop("phase", None)
@@ -141,7 +141,7 @@ def test_any_value_is_recorded_without_raising_beside_neighbours_that_stay_as_th
     assert record["duration_sec"] >= 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(value=values)
 def test_what_was_reduced_never_changes_afterwards(value):
     once = make_encodable(reduce_value(value))
@@ -334,7 +334,7 @@ def test_a_record_whose_keys_are_too_long_is_cut(extra):
     assert record["event"] == "measured"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(step=values, worker=values, request_id=values, turn=values, validate=values, role=values)
 def test_whatever_is_bound_never_raises(step, worker, request_id, turn, validate, role):
     with bind(step=step, worker=worker, request_id=request_id, turn=turn, validate=validate, role=role):
