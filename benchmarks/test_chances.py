@@ -1,4 +1,4 @@
-"""Count how often comparisons of runs, and verdicts on weight updates, err over hundreds of made-up runs."""
+"""Count how often comparisons, and verdicts on weights and routers, err over hundreds of made-up runs."""
 
 import math
 from random import Random
@@ -7,7 +7,9 @@ from statistics import median
 import pytest
 from planted_weights import CAUSES, causes_in, run_with_updates
 from rounds import save, table
+from routed_run import QUIET_SHAPES, RoutedRun
 
+from sglang_instrument.analysis import findings_of, open_run
 from sglang_instrument.analysis.changes.compare import comparison_of
 from sglang_instrument.analysis.changes.metrics import METRICS
 from sglang_instrument.analysis.changes.statistics import ALPHA, MOST_STEPS, difference
@@ -17,6 +19,7 @@ EQUAL = 0.05  # of equal runs are called different, at most
 SLOWER = 0.8  # of runs that are 3.3 times as slow are called slower after three steps, at least
 POWER = (0.65, 0.95)  # of runs are told apart by as many steps as small samples say are needed
 SEEDS = range(30)  # of runs with weight updates
+ROUTED = 10  # seeds of each shape of a run behind a router
 
 
 def steps_of(random, metric, steps, alike):
@@ -96,4 +99,30 @@ def test_what_is_planted_in_weight_updates_is_found_and_nothing_else(tmp_path, s
         rows.append((name, right, len(SEEDS)))
     show(table("weight updates in which one thing went wrong", ("planted", "right", "of"), rows))
     save("weight-updates", rows)
+    assert all(right == of for _, right, of in rows)
+
+
+def routing_causes_in(folder):
+    found = findings_of(open_run(folder, cached=False), over=True)
+    return {one.cause for one in found} & {"cache-lost", "conversations-moved", "uneven-servers"}
+
+
+def test_a_router_is_accused_where_it_costs_time_and_nowhere_else(tmp_path, show):
+    costly = {
+        "cache-lost": {"steps": 5, "flushed": (3,)},
+        "conversations-moved": {"steps": 5, "policy": "random"},
+        "uneven-servers": {"policy": "skewed", "slots": 6, "requests": 20},
+    }
+    shapes = [
+        *((shape, {cause}) for cause, shape in costly.items()),
+        *((shape, set()) for shape in QUIET_SHAPES),
+    ]
+    rows = []
+    for number, (shape, expected) in enumerate(shapes):
+        folders = (
+            RoutedRun(seed=seed, **shape).write(tmp_path / f"{number}-{seed}") for seed in range(ROUTED)
+        )
+        rows.append((str(shape), sum(routing_causes_in(folder) == expected for folder in folders), ROUTED))
+    show(table("runs whose router costs time, or does not", ("shape", "right", "of"), rows))
+    save("routing", rows)
     assert all(right == of for _, right, of in rows)

@@ -16,7 +16,7 @@ from sglang_instrument.testing.usual_run import usual_shape
 @pytest.mark.parametrize("recorded", [True, False])
 def test_both_sides_are_shown_where_the_trainer_is_in_the_log(recorded: bool, tmp_path: Path) -> None:
     trainer = Trainer(sec=30.0, recorded=recorded, weights_sec=1.0)
-    run = open_run(write_run(tmp_path / "run", replace(usual_shape(1, steps=3), trainer=trainer)))
+    run = open_run(write_run(tmp_path / "run", replace(usual_shape(1, steps=3), requests=6, trainer=trainer)))
     write_report(run, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     found = re.search(r'<section id="loop".*?</section>', text, re.DOTALL)

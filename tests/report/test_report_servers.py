@@ -25,7 +25,7 @@ def section(folder: Path, capsys: pytest.CaptureFixture[str]) -> str | None:
 def test_each_server_has_a_row_and_the_sentences_say_where_conversations_went(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RoutedRun(policy="round_robin", servers=3)
+    run = RoutedRun(policy="round_robin", servers=3, steps=2)
     shown = section(run.write(tmp_path / "run"), capsys)
     assert shown is not None
     rows = re.findall(r"<tr><td>(server_\d)</td><td>([\d,]+)</td>", shown)
@@ -37,7 +37,7 @@ def test_each_server_has_a_row_and_the_sentences_say_where_conversations_went(
 def test_without_a_known_server_there_is_no_section(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert section(RoutedRun(engines=False).write(tmp_path / "rid"), capsys) is None
+    assert section(RoutedRun(engines=False, steps=1).write(tmp_path / "rid"), capsys) is None
     assert section(synthetic_run(tmp_path / "run", steps=1, workers=1, requests=3), capsys) is None
 
 
