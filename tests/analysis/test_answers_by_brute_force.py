@@ -121,7 +121,7 @@ def quantile(values: list[float], share: float) -> float:
     return low + (high - low) * (place - math.floor(place))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(made_runs)
 def test_each_request_is_the_sum_of_its_parts(made: Made) -> None:
     table = {row["request_id"]: row for row in request_table(read(made).digest).iter_rows(named=True)}
@@ -138,7 +138,7 @@ def test_each_request_is_the_sum_of_its_parts(made: Made) -> None:
             assert row["rest_sec"] == sec(0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(made_runs)
 def test_turns_are_counted_and_summed_by_their_number(made: Made) -> None:
     by_turn: dict[int, list[Turn]] = defaultdict(list)
@@ -159,7 +159,7 @@ def test_turns_are_counted_and_summed_by_their_number(made: Made) -> None:
         assert row["engine_p99_sec"] == sec(quantile(engine, 0.99))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(made_runs)
 def test_lengths_of_a_step_are_those_of_all_its_requests(made: Made) -> None:
     table = {row["step"]: row for row in length_table(read(made).digest).iter_rows(named=True)}
@@ -218,7 +218,7 @@ def shortened(one: Request, rules: Rules) -> tuple[float, bool]:
     return ticks, cut
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(made_runs, rules)
 def test_what_if_is_what_the_rules_make_of_each_request(made: Made, rules: Rules) -> None:
     model = Model(

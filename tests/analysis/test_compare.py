@@ -1,6 +1,7 @@
 """Runs are called different when they are, and only then; too few steps is an answer of its own."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from queued import Queued
 from scipy.stats import nct, t, ttest_ind, ttest_rel
 
-from sglang_instrument.analysis import compare_runs, open_run
+from sglang_instrument.analysis import Run, compare_runs, open_run
 from sglang_instrument.analysis.changes.compare import Comparison, Condition, comparison_of
 from sglang_instrument.analysis.changes.metrics import METRICS
 from sglang_instrument.analysis.changes.statistics import ALPHA, POWER, difference, holm
@@ -39,11 +40,26 @@ def rows(compared: Comparison) -> dict[str, dict[str, Any]]:
     return {row["metric"]: row for row in compared.table.iter_rows(named=True)}
 
 
-def compared(folder: Path, **other: Any) -> Comparison:
+RunOf = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+    """Return a run that is drawn from these fields of `Queued`; each is made once."""
+    made: dict[Queued, Run] = {}
+
+    def run(**fields: Any) -> Run:
+        queued = Queued(**fields)
+        if queued not in made:
+            made[queued] = open_run(queued.write(tmp_path_factory.mktemp("run") / "exp"))
+        return made[queued]
+
+    return run
+
+
+def compared(run_of: RunOf, steps: int = 10, **other: Any) -> Comparison:
     """A run of ten steps of 48 requests, and one that draws other replies."""
-    shape = {"steps": 10, "requests": 48, **{key: other.pop(key) for key in ("steps",) if key in other}}
-    one = open_run(Queued(seed=1, **shape).write(folder / "a"))
-    return compare_runs(one, open_run(Queued(seed=2, **shape, **other).write(folder / "b")))
+    return compare_runs(run_of(seed=1, steps=steps), run_of(seed=2, steps=steps, **other))
 
 
 @given(values, values)
@@ -95,28 +111,28 @@ def test_an_interval_holds_1_just_when_no_difference_is_told(seed: int, steps: i
         assert (row["low"] <= 1 <= row["high"]) == (row["verdict"] in ("same", "too few steps"))
 
 
-def test_equal_runs_with_other_replies_have_the_same_engine(tmp_path: Path) -> None:
-    told = rows(compared(tmp_path))
+def test_equal_runs_with_other_replies_have_the_same_engine(run_of: RunOf) -> None:
+    told = rows(compared(run_of))
     assert told["engine"]["verdict"] == "same"
     assert "higher" not in {row["verdict"] for row in told.values()}
     assert told["p99"]["verdict"] == "too few steps"
     assert told["p99"]["needed"] > 10
 
 
-def test_an_engine_that_takes_a_tenth_longer_is_found_in_ten_steps(tmp_path: Path) -> None:
-    told = rows(compared(tmp_path, engine=1.1))
+def test_an_engine_that_takes_a_tenth_longer_is_found_in_ten_steps(run_of: RunOf) -> None:
+    told = rows(compared(run_of, engine=1.1))
     assert told["engine"]["verdict"] == "higher"
     assert told["engine"]["low"] < 1.1 < told["engine"]["high"]
     assert {row["verdict"] for row in told.values()} <= {"higher", "same", "too few steps"}
 
 
-def test_a_run_3_times_slower_is_called_slower_after_three_steps(tmp_path: Path) -> None:
-    assert rows(compared(tmp_path, steps=3, engine=3.3))["engine"]["verdict"] == "higher"
+def test_a_run_3_times_slower_is_called_slower_after_three_steps(run_of: RunOf) -> None:
+    assert rows(compared(run_of, steps=3, engine=3.3))["engine"]["verdict"] == "higher"
 
 
-def test_a_longer_queue_is_not_taken_for_a_slower_engine(tmp_path: Path) -> None:
-    one = open_run(Queued(seed=1, steps=10, requests=24, load_sec=0.003).write(tmp_path / "a"))
-    other = open_run(Queued(seed=2, steps=10, requests=48, load_sec=0.003).write(tmp_path / "b"))
+def test_a_longer_queue_is_not_taken_for_a_slower_engine(run_of: RunOf) -> None:
+    one = run_of(seed=1, steps=10, requests=24, load_sec=0.003)
+    other = run_of(seed=2, steps=10, requests=48, load_sec=0.003)
     told = rows(compare_runs(one, other))
     assert told["engine"]["verdict"] == "same"
     assert told["p50"]["verdict"] == "higher"
@@ -141,8 +157,8 @@ def test_few_steps_are_paired_only_where_the_replies_are_as_long(tmp_path: Path)
     assert not compare_runs(one, other).paired
 
 
-def test_a_cold_first_step_is_left_out_of_the_run_that_was_cold(tmp_path: Path) -> None:
-    told = compared(tmp_path, steps=6, first_step=2.0)
+def test_a_cold_first_step_is_left_out_of_the_run_that_was_cold(run_of: RunOf) -> None:
+    told = compared(run_of, steps=6, first_step=2.0)
     assert (told.cold, told.other_cold) == (False, True)
     assert (told.steps, told.other_steps) == ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6])
     assert rows(told)["engine"]["verdict"] == "same"
@@ -155,8 +171,8 @@ def test_runs_without_a_common_step_are_compared_as_a_whole(tmp_path: Path) -> N
     assert (told.steps, told.other_steps) == ([1, 2, 3], [10, 11, 12, 13])
 
 
-def test_one_step_tells_nothing(tmp_path: Path) -> None:
-    told = compared(tmp_path, steps=1, engine=3.0)
+def test_one_step_tells_nothing(run_of: RunOf) -> None:
+    told = compared(run_of, steps=1, engine=3.0)
     assert set(told.table["verdict"]) == {"too few steps"}
     assert told.table["low"].is_null().all()
     asked = Condition("duration", above=True, limit=1.1)

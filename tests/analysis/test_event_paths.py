@@ -39,7 +39,7 @@ def brute_paths(made: Made) -> dict[str, dict[str, float]]:
     return sums
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps_of_a_worker(), st.booleans())
 def test_paths_have_the_times_of_their_spans(made: Made, twice: bool) -> None:
     expected = brute_paths(made)

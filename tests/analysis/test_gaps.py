@@ -38,7 +38,7 @@ def brute_plateaus(digest: Digest) -> list[tuple[int, int, int, int, int]]:
     return sorted(gap for gap in gaps if gap[3] - gap[2] > limit and gap[4] >= 5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 999), st.booleans())
 def test_plateaus_are_those_of_the_definition(seed: int, planted: bool) -> None:
     causes = [Plateau(2, 0, 20.0, 90.0, 8)] if planted else []

@@ -63,7 +63,7 @@ def walked(made: Made) -> list[str]:
     return ticks
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps_of_a_worker())
 def test_each_tick_belongs_to_the_innermost_span_of_the_recursive_walk(made: Made) -> None:
     times = [(span.start, span.end) for span in made.spans]
@@ -129,7 +129,7 @@ def _does(tick: int, begin: int, ticks: list[Tick]) -> tuple[str, str | None]:
     return ticks[tick - begin].part, ticks[tick - begin].event
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(made_steps())
 def test_the_ledgers_hold_each_tick_of_the_wall_time(steps: list[Step]) -> None:
     # Workers that begin, or come last, at the same time: the smaller rank counts as the one.
@@ -184,7 +184,7 @@ def calls_in(ticks: list[Tick]) -> list[tuple[int, int]]:
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(made_steps(), st.lists(tellings, min_size=1))
 def test_what_the_engine_logs_of_a_call_splits_its_ticks(steps: list[Step], told: list[Told | None]) -> None:
     with TemporaryDirectory() as folder:

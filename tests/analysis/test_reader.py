@@ -88,7 +88,7 @@ def test_a_torn_line_before_a_restart_costs_itself_only(tmp_path: Path) -> None:
     assert run.health.torn == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_file_cut_anywhere_loses_at_most_the_line_that_is_cut(data: st.DataObject) -> None:
     whole = "".join(span(f"e{number}", extra={"request_id": "é"}) for number in range(6)).encode()

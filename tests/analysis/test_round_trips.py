@@ -69,7 +69,7 @@ def pair(folder: Path) -> dict[str, object]:
 moments = st.lists(st.integers(0, 60_000_000), min_size=4, max_size=4).map(sorted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), moments), min_size=1, max_size=12),
     st.lists(st.integers(-5_000_000_000, 5_000_000_000), min_size=5, max_size=5),

@@ -42,7 +42,7 @@ def key_of(row: dict[str, Any]) -> Span:
     return Span(row["event"], row["task"], start, end)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps_of_a_worker())
 def test_self_time_is_the_time_in_which_no_child_is_open(made: Made) -> None:
     expected: dict[Span, int] = defaultdict(int)
@@ -56,7 +56,7 @@ def test_self_time_is_the_time_in_which_no_child_is_open(made: Made) -> None:
         assert got[span] == pytest.approx(expected[span] * TICK_US / 1e6, abs=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps_of_a_worker())
 def test_each_instant_is_split_equally_over_the_spans_at_work(made: Made) -> None:
     expected: dict[str, float] = defaultdict(float)
@@ -71,7 +71,7 @@ def test_each_instant_is_split_equally_over_the_spans_at_work(made: Made) -> Non
     assert sum(row["share"] for row in table.values()) == pytest.approx(1.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps_of_a_worker())
 def test_the_event_table_counts_and_sums_every_span(made: Made) -> None:
     for row in event_table(read(made).spans).iter_rows(named=True):
@@ -117,7 +117,7 @@ def tail(done: list[float]) -> float:
     return 1 - ordered[math.ceil(len(ordered) * 8 / 10) - 1] / ordered[-1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 12), st.integers(0, 999))
 def test_the_step_table_equals_a_plain_pass_over_the_lines(
     steps: int, workers: int, requests: int, seed: int

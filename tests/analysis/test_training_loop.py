@@ -45,7 +45,7 @@ def rollout_tick(loop: MadeLoop, trainer: str, tick: int) -> str:
     return "waiting for trainer" if trainer in WORKS else "not recorded"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(made_loops())
 def test_both_sides_equal_a_count_of_each_tick(made: MadeLoop) -> None:
     ticks: dict[tuple[int, str, str], int] = defaultdict(int)

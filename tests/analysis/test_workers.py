@@ -50,7 +50,7 @@ def shapley(arrivals: list[int]) -> list[float]:
     return [one / len(orders) for one in blame]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=5))
 def test_blame_is_the_shapley_value_and_gain_what_the_last_one_alone_could_save(arrivals: list[int]) -> None:
     with TemporaryDirectory() as folder:

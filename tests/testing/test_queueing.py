@@ -111,7 +111,7 @@ def plainly(engine: Engine, state: EngineState, made: list[list[Asked]]) -> list
     return served
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(engine=engines, state=states, made=callers)
 def test_calls_are_served_as_in_a_plain_loop(
     engine: Engine, state: EngineState, made: list[list[Asked]]
