@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queued import Queued
+from queued import runs_made_once
 from scipy.stats import nct, t, ttest_ind, ttest_rel
 
 from sglang_instrument.analysis import Run, compare_runs, open_run
@@ -45,16 +45,8 @@ RunOf = Callable[..., Run]
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
-    """Return a run that is drawn from these fields of `Queued`; each is made once."""
-    made: dict[Queued, Run] = {}
-
-    def run(**fields: Any) -> Run:
-        queued = Queued(**fields)
-        if queued not in made:
-            made[queued] = open_run(queued.write(tmp_path_factory.mktemp("run") / "exp"))
-        return made[queued]
-
-    return run
+    """Return a run that is drawn from these fields of `Queued`."""
+    return runs_made_once(tmp_path_factory.mktemp("runs"))
 
 
 def compared(run_of: RunOf, steps: int = 10, **other: Any) -> Comparison:
@@ -148,10 +140,10 @@ def test_steps_are_paired_only_where_their_prompts_are_the_same(tmp_path: Path) 
     assert set(rows(compare_runs(one, same))["duration"].items()) >= {("verdict", "same"), ("ratio", 1.0)}
 
 
-def test_few_steps_are_paired_only_where_the_replies_are_as_long(tmp_path: Path) -> None:
+def test_few_steps_are_paired_only_where_the_replies_are_as_long(run_of: RunOf) -> None:
     """The runs have the same prompts; in the last one a cap shortens the replies."""
-    caps = {"a": {}, "b": {"engine": 3.3}, "c": {"most_tokens": 200}}
-    one, same, other = (open_run(Queued(steps=3, **cap).write(tmp_path / name)) for name, cap in caps.items())
+    caps: list[dict[str, Any]] = [{}, {"engine": 3.3}, {"most_tokens": 200}]
+    one, same, other = (run_of(steps=3, **cap) for cap in caps)
     assert compare_runs(one, same).paired
     assert rows(compare_runs(one, same))["duration"]["verdict"] == "higher"
     assert not compare_runs(one, other).paired

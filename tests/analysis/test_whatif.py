@@ -1,16 +1,25 @@
 """The estimated duration of a step under other rules equals a computation request by request."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
-from queued import Queued
+from queued import runs_made_once
 
-from sglang_instrument.analysis import Digest, Rules, open_run, step_table, validation_of, what_if
+from sglang_instrument.analysis import Digest, Rules, Run, open_run, step_table, validation_of, what_if
 from sglang_instrument.analysis.changes.rules import kept_shares
 from sglang_instrument.analysis.changes.whatif import Model
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, engine_calls, fit_speed
 from sglang_instrument.testing import synthetic_run
+
+RunOf = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+    """Return a run that is drawn from these fields of `Queued`."""
+    return runs_made_once(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +95,11 @@ ENGINES = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", REAL)
-def test_a_prediction_is_what_a_run_under_the_rule_takes(tmp_path: Path, engine: str, rule: str) -> None:
+def test_a_prediction_is_what_a_run_under_the_rule_takes(run_of: RunOf, engine: str, rule: str) -> None:
     rules, change = REAL[rule]
     shape = {"seed": 7, "steps": 4, "requests": 16, **ENGINES[engine]}
-    model = Model(open_run(Queued(**shape).write(tmp_path / "recorded")).digest)
-    real = open_run(Queued(**shape, **change).write(tmp_path / "real")).digest
+    model = Model(run_of(**shape).digest)
+    real = run_of(**shape, **change).digest
     both = model.predict(rules).join(step_table(real), on=["step", "validate"])
     ratios = both["predicted_sec"] / both["busy_sec"]
     # In a queue, milliseconds decide which call is next: a step of few requests may be off by some percent.
@@ -101,18 +110,18 @@ def test_a_prediction_is_what_a_run_under_the_rule_takes(tmp_path: Path, engine:
     assert model.limit == shape.get("limit")
 
 
-def test_with_the_true_speed_a_prediction_is_exact(tmp_path: Path) -> None:
+def test_with_the_true_speed_a_prediction_is_exact(run_of: RunOf) -> None:
     shape = {"steps": 2, "workers": 2, "requests": 12, "load_sec": 0.002, "context_sec": 0.0, "jitter": 0.0}
     speed = EngineSpeed(call_sec=0.08, token_sec=0.01, crowd_sec=0.002)
-    model = Model(open_run(Queued(**shape).write(tmp_path / "recorded")).digest, speed)
+    model = Model(run_of(**shape).digest, speed)
     for rules, change in REAL.values():
-        real = open_run(Queued(**shape, **change).write(tmp_path / str(change))).digest
+        real = run_of(**shape, **change).digest
         predicted = model.predict(rules)["predicted_sec"].to_list()
         assert predicted == pytest.approx(step_table(real)["busy_sec"].to_list(), abs=5e-3)
 
 
-def test_the_speed_of_an_engine_is_found_from_its_calls(tmp_path: Path) -> None:
-    digest = open_run(Queued(steps=6, load_sec=0.001, context_sec=0.0005).write(tmp_path)).digest
+def test_the_speed_of_an_engine_is_found_from_its_calls(run_of: RunOf) -> None:
+    digest = run_of(steps=6, load_sec=0.001, context_sec=0.0005).digest
     fit = fit_speed(engine_calls(digest))
     prompt_tokens = 140  # on average
     assert fit.speed.call_sec == pytest.approx(0.08 + 0.0005 * prompt_tokens, rel=0.5)
@@ -123,9 +132,9 @@ def test_the_speed_of_an_engine_is_found_from_its_calls(tmp_path: Path) -> None:
     assert 0.01 < fit.error < 0.06
 
 
-def test_a_prediction_is_held_against_a_run_with_other_replies(tmp_path: Path) -> None:
-    recorded = open_run(Queued(seed=1, steps=6).write(tmp_path / "recorded")).digest
-    real = open_run(Queued(seed=2, steps=6, engine=0.5).write(tmp_path / "real")).digest
+def test_a_prediction_is_held_against_a_run_with_other_replies(run_of: RunOf) -> None:
+    recorded = run_of(seed=1, steps=6).digest
+    real = run_of(seed=2, steps=6, engine=0.5).digest
     told = validation_of(what_if(recorded, Rules(scale={"engine": 0.5})), real)
     assert told["steps"] == 6
     assert told["low"] < 1 < told["high"]

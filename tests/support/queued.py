@@ -5,10 +5,13 @@ from one can be held against the other.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
+from sglang_instrument.analysis import Run, open_run
 from sglang_instrument.testing import Cause, ColdStart, Engine, RunShape, Trainer, Workload
 from sglang_instrument.testing.simulation.plan import StepPlan
 from sglang_instrument.testing.synthetic import write_run
@@ -68,6 +71,19 @@ class Queued:
         if self.first_step != 1.0:
             causes.append(ColdStart(self.first_step, 0.0))
         return write_run(folder, shape.replayed(engine=self.engine, tools=self.tool), causes)
+
+
+def runs_made_once(folder: Path) -> Callable[..., Run]:
+    """Return what opens the run that is drawn from some fields of `Queued`; each is written once."""
+    made: dict[Queued, Run] = {}
+
+    def run_of(**fields: Any) -> Run:
+        queued = Queued(**fields)
+        if queued not in made:
+            made[queued] = open_run(queued.write(folder / str(len(made))))
+        return made[queued]
+
+    return run_of
 
 
 @dataclass(frozen=True)
