@@ -13,13 +13,14 @@ from sglang_instrument.analysis import findings_of, open_run
 from sglang_instrument.analysis.changes.compare import comparison_of
 from sglang_instrument.analysis.changes.metrics import METRICS
 from sglang_instrument.analysis.changes.statistics import ALPHA, MOST_STEPS, difference
+from sglang_instrument.testing import FallingAcceptance, synthetic_run
 
 PAIRS = 2000
 EQUAL = 0.05  # of equal runs are called different, at most
 SLOWER = 0.8  # of runs that are 3.3 times as slow are called slower after three steps, at least
 POWER = (0.65, 0.95)  # of runs are told apart by as many steps as small samples say are needed
 SEEDS = range(30)  # of runs with weight updates
-ROUTED = 10  # seeds of each shape of a run behind a router
+FEW = 10  # seeds of each shape of other runs
 
 
 def steps_of(random, metric, steps, alike):
@@ -119,10 +120,20 @@ def test_a_router_is_accused_where_it_costs_time_and_nowhere_else(tmp_path, show
     ]
     rows = []
     for number, (shape, expected) in enumerate(shapes):
-        folders = (
-            RoutedRun(seed=seed, **shape).write(tmp_path / f"{number}-{seed}") for seed in range(ROUTED)
-        )
-        rows.append((str(shape), sum(routing_causes_in(folder) == expected for folder in folders), ROUTED))
+        folders = (RoutedRun(seed=seed, **shape).write(tmp_path / f"{number}-{seed}") for seed in range(FEW))
+        rows.append((str(shape), sum(routing_causes_in(folder) == expected for folder in folders), FEW))
     show(table("runs whose router costs time, or does not", ("shape", "right", "of"), rows))
     save("routing", rows)
     assert all(right == of for _, right, of in rows)
+
+
+@pytest.mark.parametrize("fall", [0.0, 0.06])
+def test_acceptance_that_falls_over_training_is_found_and_one_that_stays_is_not(tmp_path, show, fall):
+    shape = {"steps": 10, "workers": 4, "requests": 16, "causes": [FallingAcceptance(fall)]}
+    right = 0
+    for seed in range(FEW):
+        run = open_run(synthetic_run(tmp_path / str(seed), seed=seed, **shape))
+        causes = {one.cause for one in findings_of(run)} & {"speculation", "trend", "engine"}
+        right += causes == ({"speculation"} if fall else set())
+    show(f"acceptance that falls by {fall:.0%} a step: {right} of {FEW} verdicts are right")
+    assert right == FEW

@@ -149,7 +149,7 @@ def test_labels_that_are_no_numbers_are_missing_and_not_zero(
 ODD: list[Any] = [None, True, -1, 2**70, 1.5, "x", "9" * 30, "\ud800", [], {}, [1], ["a", None], "default"]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_odd_values_in_any_field_never_raise(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
