@@ -332,7 +332,7 @@ def test_the_thread_that_describes_a_reached_process_ends_after_it(run_script, t
         import textwrap
         {WAIT_FOR_REACHED}
         for thread in [t for t in threading.enumerate() if t.name == "sglang_instrument-reached"]:
-            thread.join(60)
+            thread.join(600)
             assert not thread.is_alive()
         """,
         TABLES=str(tables),

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make .envs/router-VERSION: routers of SGLang, each in a folder for PYTHONPATH, for `tests/profilers/test_profile*.py`.
+# Make .envs/router-VERSION: routers of SGLang, each in a folder for PYTHONPATH, for `tests/engine`.
 # 0.1.9 has only /list_workers, 0.3.2 only /workers. A router that cannot be installed is left out; its tests are skipped.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

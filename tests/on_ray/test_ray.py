@@ -120,7 +120,7 @@ def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(s
 
     script = start_script(DEATH)
     script.wait(code=1, timeout=600)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (run := open_run(script.folder)).is_over:  # the other actor ends with its driver
         assert time.monotonic() < deadline
         time.sleep(0.1)
