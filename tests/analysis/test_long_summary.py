@@ -71,7 +71,7 @@ def assert_equal_but_for_the_verdict(whole: Told, cut: Told) -> None:
 def test_a_usual_run(usual: Path, told: Callable[..., Told], options: tuple[str, ...]) -> None:
     whole = told(usual, 1000, *options)
     assert whole["periods"][0]["steps"] == {(): 40, ("--validate",): 4, ("--step", "9-30"): 22}[options]
-    assert_equal_but_for_the_verdict(whole, told(usual, 40, *options))
+    assert_equal_but_for_the_verdict(whole, told(usual, 60, *options))
 
 
 def test_a_step_that_is_not_there_is_refused(
@@ -116,7 +116,7 @@ def test_folders_that_are_links_are_read(usual: Path, tmp_path: Path, told: Call
     folder.mkdir()
     for part in usual.iterdir():
         (folder / part.name).symlink_to(part)
-    assert_equal_but_for_the_verdict(told(folder, 1000), told(folder, 40))
+    assert_equal_but_for_the_verdict(told(folder, 1000), told(folder, 60))
 
 
 def test_a_launch_that_replaced_steps_which_it_did_not_reach(
@@ -187,7 +187,7 @@ def test_a_name_that_is_no_text_is_told(usual: Path, tmp_path: Path, told: Calla
     folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".cache"))
     (folder / os.fsdecode(b"step_13/notes\xff.txt")).touch()
     (folder / os.fsdecode(b"step_14/worker_\xff.jsonl")).touch()
-    assert sorted(told(folder, 40)["health"]["ignored"]) == [
+    assert sorted(told(folder, 80)["health"]["ignored"]) == [
         r"step_13/notes\udcff.txt",
         r"step_14/worker_\udcff.jsonl",
     ]
