@@ -164,7 +164,7 @@ def test_a_process_file_that_is_not_a_regular_file_is_named(run, printed):
 def test_a_line_that_never_ends_takes_no_memory(run, printed):
     path = run / "step_1/worker_0.jsonl"
     with path.open("ab") as file:
-        file.truncate(file.tell() + 2**29)  # a sparse file
+        file.truncate(file.tell() + 2**28)  # a sparse file
         file.seek(0, os.SEEK_END)
         file.write(b'\n{"timestamp": "2026-01-05T08:00:01+00:00", "event": "behind", "duration_sec": 1.0}\n')
     with path.open("rb") as file:
