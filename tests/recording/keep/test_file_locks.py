@@ -17,7 +17,7 @@ WRITES_UNTIL_TOLD = """
     si.install()
     with si.step(1):
         si.event("did")
-        si.flush(60)
+        si.flush(600)
         print("wrote", flush=True)
         input()
 """

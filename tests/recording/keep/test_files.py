@@ -88,7 +88,7 @@ def test_a_log_folder_that_is_a_file_costs_the_records_and_one_notice(install, l
     log_dir.write_text("I am a file")
     install()
     rollout(range(5))
-    assert sglang_instrument.flush(60)
+    assert sglang_instrument.flush(600)
     assert sglang_instrument.status()["records"]["dropped"] == 20
     assert len(noticed()) == 1
     assert "they are dropped and counted, training goes on" in noticed()[0]
@@ -99,7 +99,7 @@ def test_a_read_only_disk_costs_the_records_and_one_notice(small_disk, install):
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     install(log_dir=str(small_disk))
     rollout(range(5))
-    assert sglang_instrument.flush(60)
+    assert sglang_instrument.flush(600)
     assert sglang_instrument.status()["records"]["dropped"] == 20
     assert len(noticed()) == 1
     assert "Read-only file system" in noticed()[0]
@@ -109,7 +109,7 @@ def test_a_disk_that_becomes_writable_again_gets_what_comes_from_then_on(small_d
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     folder = install(log_dir=str(small_disk))
     rollout([1])
-    assert sglang_instrument.flush(60)
+    assert sglang_instrument.flush(600)
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
     rollout([1])
     sglang_instrument.uninstall()
@@ -124,7 +124,7 @@ def test_a_full_disk_keeps_what_fits_and_loses_no_file_descriptor(small_disk, in
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         rollout([1], events=49)
-        assert sglang_instrument.flush(60)
+        assert sglang_instrument.flush(600)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
     counts = sglang_instrument.status()["records"]
     assert counts["recorded"] == 20 * 50
@@ -139,7 +139,7 @@ def test_a_full_disk_keeps_what_fits_and_loses_no_file_descriptor(small_disk, in
 def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_own(small_disk, install):
     folder = install(log_dir=str(small_disk))
     rollout([1], events=50)
-    assert sglang_instrument.flush(60)
+    assert sglang_instrument.flush(600)
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
@@ -148,7 +148,7 @@ def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_ow
         except OSError:
             pass
     rollout([1], events=500)  # more than fits into the file's last page
-    assert sglang_instrument.flush(60)
+    assert sglang_instrument.flush(600)
     dropped = sglang_instrument.status()["records"]["dropped"]
     assert 0 < dropped <= 501
     filler.unlink()
@@ -171,7 +171,7 @@ def test_a_file_deleted_while_it_is_written_is_made_again(install, deleted):
     folder = install()
     with step(1):
         event("before")
-        assert sglang_instrument.flush(60)
+        assert sglang_instrument.flush(600)
         target = folder / deleted
         target.unlink() if target.is_file() else shutil.rmtree(target)
         event("after")
@@ -248,7 +248,7 @@ def test_files_of_overlapping_steps_are_never_more_than_16_and_late_records_reop
     for block in blocks:
         with block:
             event("early")
-    assert sglang_instrument.flush(60)
+    assert sglang_instrument.flush(600)
     assert len(_open_logs(folder)) <= 16
     for number in range(40):
         with step(number):
@@ -263,7 +263,7 @@ def test_the_file_of_an_ended_step_is_closed_when_two_newer_ones_were_seen(insta
     folder = install()
     for number in range(1, 8):
         rollout([number])
-        assert sglang_instrument.flush(60)
+        assert sglang_instrument.flush(600)
         assert len(_open_logs(folder)) <= 3
     assert folder / "step_7" / "worker_0.jsonl" in _open_logs(folder)
 
@@ -274,7 +274,7 @@ def test_a_step_in_which_something_still_runs_stays_open_and_is_closed_once(inst
         with step(2), step(1):
             event("inner")
         rollout([3, 4, 5])
-        assert sglang_instrument.flush(60)
+        assert sglang_instrument.flush(600)
         assert [record["event"] for record in read_records(folder)["step_1/worker_0.jsonl"]][1:] == ["inner"]
         event("outer")
     sglang_instrument.uninstall()
@@ -287,7 +287,7 @@ def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_on
     for request in range(40):  # one after another, as requests of one step of an asynchronous trainer
         with step(1), bind(request_id=f"r{request}"), span("async_rollout_request_complete"):
             event("did")
-        assert sglang_instrument.flush(60)
+        assert sglang_instrument.flush(600)
     sglang_instrument.uninstall()
     records = read_records(folder)["step_1/worker_0.jsonl"]
     counts = [record["extra"] for record in records if record["event"] == "step_closed"]
@@ -308,7 +308,7 @@ def test_a_process_without_steps_says_anew_how_much_it_recorded(install, monkeyp
     folder = install(role="server")
     for _ in range(3):
         event("engine_request")
-        assert sglang_instrument.flush(60)
+        assert sglang_instrument.flush(600)
     path = folder / "processes/server_0.json"
     wait_for(lambda: _recorded(path) == 3, "its file says nothing of what came after the first record", 0.02)
 
@@ -354,7 +354,7 @@ def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_p
     folder = install()
     with step(1), span("first"):
         pass
-    assert flush(60)
+    assert flush(600)
     path = folder / "step_1/worker_0.jsonl"
     descriptors = Path("/proc/self/fd")
     [ours] = [int(one.name) for one in descriptors.iterdir() if one.exists() and one.samefile(path)]
@@ -366,7 +366,7 @@ def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_p
     try:
         with step(1), span("second"):
             pass
-        assert flush(60)
+        assert flush(600)
         os.write(ours, b"whole")
     finally:
         os.close(ours)

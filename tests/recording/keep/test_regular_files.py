@@ -48,7 +48,7 @@ def test_a_step_whose_file_is_not_regular_is_dropped_and_counted_and_the_next_is
     folder = install(durability=durability)
     rollout(1)
     rollout(2)
-    assert flush(60)
+    assert flush(600)
     counts = sglang_instrument.status()["records"]
     assert (counts["recorded"], counts["dropped"], counts["waiting"]) == (10_000, 5_000, 0)
     (said,) = [one["notice"] for one in notices.noticed()]
@@ -64,7 +64,7 @@ def test_a_lock_that_is_a_fifo_is_a_lock(install, log_dir, records_below):
     make_fifo(log_dir / "run/.locks/worker_0.lock")
     folder = install()
     rollout(1)
-    assert flush(60)
+    assert flush(600)
     assert len(records_below(folder)["step_1/worker_0.jsonl"]) >= 5_000
 
 
@@ -74,7 +74,7 @@ def test_files_in_the_place_of_folders_lose_only_the_files_inside(install, log_d
     folder = install()
     rollout(1)
     rollout(2)
-    assert flush(60)
+    assert flush(600)
     assert sglang_instrument.status()["records"]["dropped"] == 5_000
     assert len(records_below(folder)["step_2/worker_0.jsonl"]) >= 5_000
 
@@ -98,7 +98,7 @@ def test_the_self_description_opens_and_follows_no_existing_file(make, run_scrip
         si.install(patches=".")
         with si.step(1):
             textwrap.dedent("")
-        assert si.flush(60)
+        assert si.flush(600)
         """
     )
     described = script.folder / "processes"

@@ -86,7 +86,7 @@ def test_detail_keeps_records_up_to_its_level(install, records_below, detail, ke
                 pass
         with span("barrier"):
             pass
-    flush(60)
+    flush(600)
     written = records_below(folder)["step_1/worker_0.jsonl"]
     seen = [record["event"] for record in written if record["event"] not in CONTROL_EVENTS]
     assert sorted(seen) == sorted(kept)
@@ -232,7 +232,7 @@ def test_a_step_says_how_many_of_its_records_were_left_out(install, records_belo
         for number in range(200):
             with bind(request_id=number), span("async_rollout_request_complete"), span("turn_engine_call"):
                 pass
-    flush(60)
+    flush(600)
     written = records_below(folder)["step_1/worker_0.jsonl"]
     counts = written[-1]["extra"]
     assert written[-1]["event"] == "step_closed"

@@ -22,8 +22,8 @@ def test_two_threads_in_one_bind_leave_it_each_as_they_came(first_out):
 
     def run(number):
         with shared:
-            both_in.wait(60)
-            assert turn[number].wait(60)
+            both_in.wait(600)
+            assert turn[number].wait(600)
         left[number] = CURRENT.get()
 
     threads = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
@@ -31,7 +31,7 @@ def test_two_threads_in_one_bind_leave_it_each_as_they_came(first_out):
         thread.start()
     for number in (first_out, 1 - first_out):
         turn[number].set()
-        threads[number].join(60)
+        threads[number].join(600)
     assert left == {0: UNBOUND, 1: UNBOUND}
     assert open_scopes() == []
 
@@ -42,7 +42,7 @@ def test_many_threads_that_enter_one_bind_at_a_time_lose_no_step():
     wrong = []
 
     def run():
-        ready.wait(60)
+        ready.wait(600)
         for _ in range(200):
             with shared:
                 if CURRENT.get().step != 7:
@@ -54,7 +54,7 @@ def test_many_threads_that_enter_one_bind_at_a_time_lose_no_step():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     assert wrong == []
     assert open_scopes() == []
 

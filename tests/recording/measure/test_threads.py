@@ -89,7 +89,7 @@ def test_a_signal_handler_that_records_while_the_threads_are_started_waits_for_n
             for event in ("first", "second"):
                 with si.span(event):
                     pass
-        assert si.flush(60)
+        assert si.flush(600)
         """,
         SGLANG_INSTRUMENT_DURABILITY=durability,
     )
@@ -144,7 +144,7 @@ def test_a_signal_handler_that_has_something_patched_while_its_telling_starts_wa
     signal.signal(signal.SIGUSR1, lambda *_: presence.tell())
     presence.tell()
     assert len(ours("_instrument-reached")) == 1
-    presence.end(60)
+    presence.end(600)
     """
     )
 

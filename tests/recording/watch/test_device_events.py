@@ -344,7 +344,7 @@ def test_device_sec_is_in_the_record(gpu, recording):
         with span("preprocessing_duration", rows=3):
             gpu.queue(7)
         gpu.finish()
-    sglang_instrument.flush(60)
+    sglang_instrument.flush(600)
     [prepared] = read("preprocessing_duration")
     assert prepared["device_sec"] == pytest.approx(0.007)
     assert prepared["extra"] == {"rows": 3}
@@ -360,7 +360,7 @@ def test_a_step_is_closed_after_its_records_even_if_the_gpu_is_far_behind(
     start(durability=durability)
     with step(1), span("total_step_duration"):
         gpu.queue(7)
-    sglang_instrument.flush(60)
+    sglang_instrument.flush(600)
     lines = (tmp_path / "run/step_1/worker_0.jsonl").read_bytes().splitlines()
     events = [orjson.loads(line)["event"] for line in lines]
     assert events[:2] == ["log_opened", "total_step_duration"]
@@ -392,10 +392,10 @@ def test_a_forked_child_leaves_what_its_parent_holds_alone(gpu, recording, tmp_p
             gpu.initialized = False  # torch's answer in a forked child
             with span("in_the_child"):
                 pass
-            sglang_instrument.flush(60)
+            sglang_instrument.flush(600)
             os._exit(0 if sglang_instrument.status()["records"]["waiting"] == 0 else 1)
         assert os.waitpid(child, 0)[1] == 0
-    sglang_instrument.flush(60)
+    sglang_instrument.flush(600)
     assert len(read("preprocessing_duration")) == 1
     assert len(read("in_the_child")) == 1
 
