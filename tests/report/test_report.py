@@ -32,7 +32,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("logs")
-    shape = {"steps": 4, "workers": 4, "requests": 24, "first_step": 65}
+    shape = {"steps": 4, "workers": 4, "requests": 14, "first_step": 65}
     return {
         "plateau": synthetic_run(
             folder / "plateau",
