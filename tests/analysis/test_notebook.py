@@ -19,7 +19,7 @@ EXECUTE = """
 import sys, nbformat
 from nbclient import NotebookClient
 book = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(book, timeout=300, kernel_name="python3").execute()
+NotebookClient(book, timeout=600, startup_timeout=600, kernel_name="python3").execute()
 nbformat.write(book, sys.argv[2])
 """
 

@@ -99,6 +99,7 @@ def browser(scratch: Path, *flags: str) -> Iterator[Browser]:
         pytest.skip("no Chromium with its driver here: apt-get install chromium chromium-driver")
     driver = _started(chromium, chromedriver, scratch, flags)
     try:
+        driver.command_executor.client_config.timeout = PATIENCE_SEC  # a command's; 120 s if it is not told
         driver.set_page_load_timeout(PATIENCE_SEC)
         yield Browser(driver)
     finally:
