@@ -59,6 +59,15 @@ def wasted_of(run: Run) -> pl.DataFrame:
     return a.waste_table(sampled_of(run), run.digest)
 
 
+def compared(run: Run) -> Any:
+    """The run beside itself; compared once."""
+    if run.folder not in _COMPARED:
+        _COMPARED[run.folder] = a.compare_runs(run, run)
+    return _COMPARED[run.folder]
+
+
+_COMPARED: dict[Path, Any] = {}
+
 #: For each command: its arguments, and the call that returns each key of its answer.
 ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "summary": (
@@ -182,15 +191,15 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "compare": (
         ["--fail-if", "engine > 1.1x"],
         {
-            "metrics": lambda run: a.compare_runs(run, run).table.to_dicts(),
-            "conditions": lambda run: a.compare_runs(run, run).outcomes([a.Condition("engine", True, 1.1)]),
-            "steps_a": lambda run: a.compare_runs(run, run).steps,
-            "steps_b": lambda run: a.compare_runs(run, run).other_steps,
-            "left_out_a": lambda run: a.compare_runs(run, run).left_out,
-            "left_out_b": lambda run: a.compare_runs(run, run).other_left_out,
-            "cold_a": lambda run: a.compare_runs(run, run).cold,
-            "cold_b": lambda run: a.compare_runs(run, run).other_cold,
-            "paired": lambda run: a.compare_runs(run, run).paired,
+            "metrics": lambda run: compared(run).table.to_dicts(),
+            "conditions": lambda run: compared(run).outcomes([a.Condition("engine", True, 1.1)]),
+            "steps_a": lambda run: compared(run).steps,
+            "steps_b": lambda run: compared(run).other_steps,
+            "left_out_a": lambda run: compared(run).left_out,
+            "left_out_b": lambda run: compared(run).other_left_out,
+            "cold_a": lambda run: compared(run).cold,
+            "cold_b": lambda run: compared(run).other_cold,
+            "paired": lambda run: compared(run).paired,
         },
     ),
     "check": (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_instrument.analysis import Finding, findings_of, open_run
-from sglang_instrument.analysis.verdict.verdict import verdict_of
+from sglang_instrument.analysis.verdict.verdict import Verdict, judge, verdict_of
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 from sglang_instrument.testing.causes.kill import kill_worker
@@ -65,12 +65,15 @@ def test_of_a_run_that_goes_on_nobody_is_said_to_have_died(folder: Path) -> None
     assert deaths(folder, over=False) == []
 
 
-def found_after(folder: Path, share: float, ahead_sec: float, over: bool = True) -> list[Finding]:
-    """Return the findings after worker 2 of 4 dies in step 3, and the others some seconds later."""
+def judged_after(folder: Path, share: float, ahead_sec: float, over: bool = True) -> Verdict:
+    """Return the verdict after worker 2 of 4 dies in step 3, and the others some seconds later."""
     synthetic_run(folder, steps=4, workers=4, requests=16)
     kill_worker(folder, 3, 2, share, ahead_sec)
-    run = open_run(folder)
-    return not_drawn(findings_of(run, over))
+    return judge(open_run(folder), over)
+
+
+def found_after(folder: Path, share: float, ahead_sec: float, over: bool = True) -> list[Finding]:
+    return not_drawn(judged_after(folder, share, ahead_sec, over).findings)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
@@ -88,18 +91,18 @@ def test_where_all_others_were_done_the_one_at_work_is_named(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_where_all_are_killed_at_once_nobody_is_accused(tmp_path: Path, share: float) -> None:
-    assert found_after(tmp_path, share, 0.0) == []
-    run = open_run(tmp_path)
-    assert verdict_of(run, over=True).startswith("the run ended in step 3, and the log does not")
+    verdict = judged_after(tmp_path, share, 0.0)
+    assert not_drawn(verdict.findings) == []
+    assert verdict.sentence.startswith("the run ended in step 3, and the log does not")
 
 
 def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path) -> None:
     """It looks like a worker whose first reply takes long: it is mentioned, but gets no blame."""
     kill(folder, {0: 60, 2: 60})
     (folder / f"step_{LAST}" / "worker_1.jsonl").unlink()
-    assert deaths(folder, over=True) == []
-    run = open_run(folder)
-    assert "the others; worker 1 wrote nothing in it" in verdict_of(run, over=True)
+    verdict = judge(open_run(folder), over=True)
+    assert "death" not in {one.cause for one in verdict.findings}
+    assert "the others; worker 1 wrote nothing in it" in verdict.sentence
 
 
 def test_a_step_that_goes_on_for_long_is_no_hang(tmp_path: Path) -> None:
