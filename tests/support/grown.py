@@ -145,6 +145,7 @@ class _Grower:
         self.lines, self.depth, self.budget, self.marks = [], 0, 25, 0
         self.is_async = self.is_generator = self.around = False
         self.loops = self.nested = 0
+        self.named = []  # the marks that are called with a keyword, which a region can capture
 
     def one(self, *choices):
         return choices[self.below(len(choices))]
@@ -210,9 +211,12 @@ class _Grower:
 
     # ---- expressions
     def mark(self, depth=0):
-        self.marks += 1
+        number = self.marks = self.marks + 1  # each name is called at one place, which a region can name
         value = self.expression(depth + 1) if depth < 3 else "x"
-        return f"m{self.marks}({value})" if self.below(5) else f"m{self.marks}(value={value})"
+        if self.below(5):
+            return f"m{number}({value})"
+        self.named.append(f"m{number}")
+        return f"m{number}(value={value})"
 
     def name(self):
         return self.one(*NAMES, "x", "y", *(("p", "q[0]") if self.around else ()), "shared")
@@ -506,7 +510,7 @@ class _Grower:
             if self.below(4) == 0:
                 region["root"] = True
             if self.below(3) == 0:
-                region["capture"] = {"given": f"{marks[0]}(value)"}
+                region["capture"] = {"given": f"{self.one(*self.named, marks[0])}(value)"}
         if self.below(12) == 0:
             region["when"] = self.name_read()
         return region
