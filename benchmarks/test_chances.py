@@ -65,28 +65,28 @@ def test_equal_samples_of_unequal_sizes_are_called_different_by_chance_alone(siz
 
 
 def test_a_run_3_times_slower_is_called_slower_after_three_steps_in_four_of_five_pairs(show):
-    random, found, steps = Random(3), 0, [0, 1, 2]
+    random, slower, steps = Random(3), 0, [0, 1, 2]
     for _ in range(PAIRS):
         made = [{name: steps_of(random, name, 3, 0.0) for name in METRICS} for _ in range(2)]
         for values, log in zip(made, (0.0, 1.19), strict=True):
             values["duration"] = {step: random.lognormvariate(log, 0.25) for step in steps}
-        told = comparison_of(*made, steps, steps).table
-        found += told.filter(metric="duration")["verdict"].item() == "higher"
-    show(f"{found} of {PAIRS} runs 3.3 times as slow are called slower after three steps")
-    assert found >= SLOWER * PAIRS
+        table_of_pair = comparison_of(*made, steps, steps).table
+        slower += table_of_pair.filter(metric="duration")["verdict"].item() == "higher"
+    show(f"{slower} of {PAIRS} runs 3.3 times as slow are called slower after three steps")
+    assert slower >= SLOWER * PAIRS
 
 
 @pytest.mark.parametrize("sizes", [(200, 200), (8, 8), (5, 200), (200, 5)])
 def test_as_many_steps_as_are_needed_tell_runs_apart_in_four_of_five_pairs(sizes, show):
     """What the median of such samples needs tells an equal run from one that takes 1.2 times as long."""
     random = Random(7)
-    found = [difference(*(drawn(random, size) for size in sizes)) for _ in range(61)]
-    needed = round(median(one.steps_needed(1.2) or MOST_STEPS for one in found))
-    told = sum(
+    differences = [difference(*(drawn(random, size) for size in sizes)) for _ in range(61)]
+    needed = round(median(each.steps_needed(1.2) or MOST_STEPS for each in differences))
+    apart = sum(
         difference(drawn(random, needed), drawn(random, needed)).p_value(1.2) <= ALPHA for _ in range(PAIRS)
     )
-    show(f"{sizes} steps need {needed}, which tell {told} of {PAIRS} pairs")
-    assert POWER[0] < told / PAIRS < POWER[1]
+    show(f"{sizes} steps need {needed}, which tell {apart} of {PAIRS} pairs")
+    assert POWER[0] < apart / PAIRS < POWER[1]
 
 
 def test_what_is_planted_in_weight_updates_is_found_and_nothing_else(tmp_path, show):
@@ -104,8 +104,8 @@ def test_what_is_planted_in_weight_updates_is_found_and_nothing_else(tmp_path, s
 
 
 def routing_causes_in(folder):
-    found = findings_of(open_run(folder, cached=False), over=True)
-    return {one.cause for one in found} & {"cache-lost", "conversations-moved", "uneven-servers"}
+    findings = findings_of(open_run(folder, cached=False), over=True)
+    return {finding.cause for finding in findings} & {"cache-lost", "conversations-moved", "uneven-servers"}
 
 
 def test_a_router_is_accused_where_it_costs_time_and_nowhere_else(tmp_path, show):
@@ -133,7 +133,7 @@ def test_acceptance_that_falls_over_training_is_found_and_one_that_stays_is_not(
     right = 0
     for seed in range(FEW):
         run = open_run(synthetic_run(tmp_path / str(seed), seed=seed, **shape))
-        causes = {one.cause for one in findings_of(run)} & {"speculation", "trend", "engine"}
+        causes = {finding.cause for finding in findings_of(run)} & {"speculation", "trend", "engine"}
         right += causes == ({"speculation"} if fall else set())
     show(f"acceptance that falls by {fall:.0%} a step: {right} of {FEW} verdicts are right")
     assert right == FEW

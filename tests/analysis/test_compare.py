@@ -196,11 +196,11 @@ def test_needed_steps_tell_an_equal_run_from_the_limit_in_four_of_five_cases_wha
 
 def test_three_steps_that_scatter_by_a_quarter_tell_a_run_that_takes_3_times_as_long() -> None:
     """Half of the risk is spent on the time of a step: it decides at `ALPHA / 2`, whatever else differs."""
-    one = scattered(3, 0.25)
-    found = difference(one, [3.3 * value for value in one])
-    assert found.steps_to_tell(math.log(3.3), ALPHA / 2) == 3
+    usual = scattered(3, 0.25)
+    slower = difference(usual, [3.3 * value for value in usual])
+    assert slower.steps_to_tell(math.log(3.3), ALPHA / 2) == 3
     assert power(3, math.log(3.3), 0.25, ALPHA / 2) > POWER
-    assert found.p_value() < ALPHA / 2
+    assert slower.p_value() < ALPHA / 2
 
 
 def test_all_metrics_together_are_tested_at_the_nominal_risk() -> None:

@@ -75,13 +75,13 @@ class Queued:
 
 def runs_made_once(folder: Path) -> Callable[..., Run]:
     """Return what opens the run that is drawn from some fields of `Queued`; each is written once."""
-    made: dict[Queued, Run] = {}
+    runs: dict[Queued, Run] = {}
 
     def run_of(**fields: Any) -> Run:
         queued = Queued(**fields)
-        if queued not in made:
-            made[queued] = open_run(queued.write(folder / str(len(made))))
-        return made[queued]
+        if queued not in runs:
+            runs[queued] = open_run(queued.write(folder / str(len(runs))))
+        return runs[queued]
 
     return run_of
 
