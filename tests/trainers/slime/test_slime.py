@@ -53,7 +53,8 @@ def run_python(python, arguments, folder):
     """Run Python with the stand-in for slime; it logs to `folder/run`."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     paths = os.pathsep.join([str(HERE), str(HERE / "stand_in")])
-    ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "RAY_AUTH_MODE": "disabled"}
+    ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(folder)}
+    ours |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # its workers yield to none
     done = subprocess.run(
         [str(python), "-W", "ignore", *map(str, arguments)],
         env={**kept, **ours, "PYTHONPATH": paths},

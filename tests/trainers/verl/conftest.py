@@ -79,6 +79,7 @@ def drive(version, folder, ranks=1, tensor_parallel=1):
     """Run `drive.py` on a number of ranks, and return its outcome."""
     python = interpreter(version)
     group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    group |= {"SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
     if tensor_parallel > 1:
         group["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(tensor_parallel)))
     command = [python, HERE / "drive.py", ENVIRONMENTS / "verl-model", folder, str(tensor_parallel)]

@@ -143,6 +143,13 @@ def attempted(situation, rollout):
         return f"{type(error).__name__}: {error}"
 
 
+def switch_on():
+    """Install as a user of verl does, who sets `model.external_lib`: verl's workers import it in this way."""
+    from verl.utils.import_utils import import_external_libs
+
+    import_external_libs("measure_rollout")
+
+
 def main(model, folder, tensor_parallel):
     verl_rollout.join_group()
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -151,7 +158,7 @@ def main(model, folder, tensor_parallel):
     alone = ranks == 1
     before = snapshot()
     without = everything(rollout, questions, alone)
-    sglang_instrument.install(log_dir=folder, experiment="run")
+    switch_on()
     instrumented = everything(rollout, questions, alone)
     patches = sglang_instrument.status()["patches"]
     notices = sglang_instrument.status()["notices"]

@@ -195,6 +195,12 @@ def test_the_parts_of_a_step_add_up_to_it(outcome):
     assert median(unaccounted) < 0.1
 
 
+def test_a_module_named_as_external_lib_switches_it_on(outcome):
+    sites = [site for site in outcome.ranks[0]["patches"] if site["table"] == "verl/rollout"]
+    assert sum(site["state"] == "found" for site in sites) >= 36
+    assert f"verl {outcome.ranks[0]['version']}" in (outcome.folder / "output_0.txt").read_text()
+
+
 def test_steps_and_validations_have_their_folders(outcome):
     steps = {f"step_{step}" for step in (1, 2, RAISES, SINGLE, CANCELLED)}
     if outcome.version >= (0, 6, 0):

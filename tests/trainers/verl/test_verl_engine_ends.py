@@ -1,4 +1,7 @@
-"""With the engine in the worker's process, ends of requests are known with and without a detokenizer."""
+"""With the engine in the worker's process, ends of requests are known with and without a detokenizer.
+
+A module that verl imports first switches it on, as VERL_USE_EXTERNAL_MODULES of docs/how-to/verl.md does.
+"""
 
 import json
 
@@ -11,14 +14,17 @@ from sglang_instrument.analysis.answers.join import joined_calls
 from sglang_instrument.cli.main import main
 
 ROLL_OUT = """
-import json, os, pathlib, time
+import json, os, pathlib, sys, time
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT={port!r})
-import sglang_instrument
-sglang_instrument.install(log_dir={folder!r}, experiment="run")  # before the engine: its processes inherit it
+os.environ.update(SGLANG_INSTRUMENT_LOG_DIR={folder!r}, EXPERIMENT_NAME="run")
+os.environ["VERL_USE_EXTERNAL_MODULES"] = "measure_rollout"  # before the engine: its processes inherit it
 import rollout
+import sglang_instrument
 rollout.join_group()
 built = rollout.build({model!r}, skip_tokenizer_init={skip!r})
 built.generate_sequences(rollout.batch(built, step=1))
+sites = [site for site in sglang_instrument.status()["patches"] if site["table"] == "verl/rollout"]
+print("found", sum(site["state"] == "found" for site in sites))
 sglang_instrument.uninstall()
 
 def rids(path, event, key):
@@ -31,28 +37,27 @@ asked = set(rids("step_1/worker_0.jsonl", "engine_request", "rid"))
 while not asked <= set(sum(rids("engine/scheduler_0_tp0.jsonl", "scheduler_first_tokens", "rids"), [])):
     time.sleep(0.05)
 built._engine.shutdown()
+sys.stdout.flush()
 os._exit(0)  # nothing of the engine's shall hold up a test
 """
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["no-detokenizer", "detokenizer"])
-def skip_tokenizer_init(request):
-    return request.param
+#: Of each version that imports such modules; `skip_tokenizer_init=True`, no detokenizer, is their default.
+SKIPS_TOKENIZER = {"0.6.0": True, "0.6.1": False}
 
 
-@pytest.fixture
-def folder(skip_tokenizer_init, run_in, tmp_path):
-    """A step of verl 0.6.0, whose default is `skip_tokenizer_init=True`; the engine's processes log, too."""
+@pytest.mark.parametrize("version", SKIPS_TOKENIZER)
+def test_the_time_in_the_engine_is_shared_out_up_to_the_last_token(version, run_in, tmp_path, capsys):
     # Run the start-up hook here, because this package is not installed but only on the path.
     (tmp_path / "sitecustomize.py").write_text((ROOT / "sglang_instrument.pth").read_text())
     model, logs = str(ENVIRONMENTS / "verl-model"), str(tmp_path / "logs")
-    script = ROLL_OUT.format(port=str(free_port()), folder=logs, model=model, skip=skip_tokenizer_init)
-    run_in("0.6.0", script, tmp_path)
-    return tmp_path / "logs/run"
-
-
-def test_the_time_in_the_engine_is_shared_out_up_to_the_last_token(folder, skip_tokenizer_init, capsys):
-    assert (folder / "engine/detokenizer_0.jsonl").exists() is not skip_tokenizer_init
+    skips = SKIPS_TOKENIZER[version]
+    script = ROLL_OUT.format(port=str(free_port()), folder=logs, model=model, skip=skips)
+    printed = run_in(version, script, tmp_path).stdout
+    [found] = [line.split()[1] for line in printed.splitlines() if line.startswith("found ")]
+    assert int(found) >= 36
+    folder = tmp_path / "logs/run"
+    assert (folder / "engine/detokenizer_0.jsonl").exists() is not skips
     assert main(["summary", str(folder), "--json"]) == 0
     shares = json.loads(capsys.readouterr().out)["engine"]["shares"]
     assert sum(shares.values()) == pytest.approx(1)

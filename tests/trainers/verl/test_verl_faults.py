@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 PACKAGE = "verl"
+FIND = "from importlib.util import find_spec; print(find_spec('verl').submodule_search_locations[0])"
 FILE = "verl/workers/rollout/sglang_rollout/sglang_rollout.py"
 STATUS = """
 import cpu_engine, json, sglang_instrument
@@ -21,7 +22,7 @@ def fork(tmp_path, run_in):
     """Copy a version's package with changes to its rollout; return the status() of the copy."""
 
     def of(version, *changes):
-        found = run_in(version, "import verl; print(verl.__path__[0])").stdout.strip().splitlines()[-1]
+        found = run_in(version, FIND).stdout.strip().splitlines()[-1]
         shutil.copytree(found, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
         path = tmp_path / FILE
         text = path.read_text()

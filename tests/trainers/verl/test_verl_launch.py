@@ -19,6 +19,7 @@ def test_workers_of_verls_own_group_log_as_one_run_by_external_lib_alone(tmp_pat
         EXPERIMENT_NAME="run",
         SGLANG_INSTRUMENT_LOG_DIR=str(tmp_path),
         RAY_AUTH_MODE="disabled",
+        RAY_worker_niceness="0",
         RAY_USAGE_STATS_ENABLED="0",
     )
     external = "actor_rollout_ref.model.external_lib=sglang_instrument.auto"

@@ -71,19 +71,7 @@ def test_the_patches_are_found_and_what_the_trainer_logged_is_as_it_was(folder):
 
 
 def test_tensorboard_has_the_numbers_under_their_own_steps(folder):
-    from_file = """
-        import json, sys
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        read = EventAccumulator(sys.argv[1]).Reload()
-        tags = read.Tags()["scalars"]
-        print(json.dumps({tag: [(one.step, one.value) for one in read.Scalars(tag)] for tag in tags}))
-    """
-    program = "\n".join(line.strip() for line in from_file.splitlines())
-    python = python_of("0.6.1")
-    done = subprocess.run(
-        [python, "-W", "ignore", "-c", program, folder / "tensorboard"], capture_output=True, check=True
-    )
-    logged = json.loads(done.stdout)
+    logged = json.loads((folder / "tensorboard.json").read_text())
     assert [step for step, _ in logged["loss"]] == [1, 2, 3]
     assert [(step, value) for step, value in logged["rollout/requests"] if step < 3] == [(1, 4), (2, 4)]
     assert dict(map(tuple, logged["rollout/tokens"]))[2] == 80

@@ -40,6 +40,14 @@ def wait_for(step):
         time.sleep(0.1)
 
 
+def read_tensorboard(folder):
+    """Return what TensorBoard reads: {tag: [(step, value), ...]}."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder)).Reload()
+    return {tag: [(one.step, one.value) for one in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+
+
 def main(folder, backends):
     os.environ |= {
         "TENSORBOARD_DIR": f"{folder}/tensorboard",
@@ -71,6 +79,8 @@ def main(folder, backends):
     notices = [one["notice"] for one in sglang_instrument.status()["notices"]]
     answer = {"given": given, "scalars": sglang_instrument.scalars(1), "patches": found, "notices": notices}
     Path(folder, "answer.json").write_text(json.dumps(answer))
+    tracking.logger["tensorboard"].finish()
+    Path(folder, "tensorboard.json").write_text(json.dumps(read_tensorboard(folder / "tensorboard")))
 
 
 if __name__ == "__main__":

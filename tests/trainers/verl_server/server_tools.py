@@ -10,10 +10,17 @@ from verl.tools.schemas import ToolResponse
 from verl.utils.reward_score import gsm8k
 
 TAKES_SEC = float(os.environ.get("TOOL_SEC", "0.02"))
+WAIT_FROM_CALL = int(os.environ.get("WAIT_FROM_CALL", "0"))
 
 
 class Calculator(BaseTool):
-    """Scores an answer; while the file named by HANG exists, it hangs, and writes a second file to say so."""
+    """Scores an answer.
+
+    While the file named by HANG exists, it hangs, and writes a second file to say so. From the call of this
+    process with the number WAIT_FROM_CALL on, it waits for the file named by WAIT_FOR.
+    """
+
+    calls = 0
 
     def __init__(self, config, tool_schema):
         super().__init__(config, tool_schema)
@@ -29,6 +36,9 @@ class Calculator(BaseTool):
         hang = Path(os.environ["HANG"])
         while hang.exists():
             hang.with_name("hanging").touch()
+            await asyncio.sleep(0.05)
+        Calculator.calls += 1
+        while 0 < WAIT_FROM_CALL <= Calculator.calls and not Path(os.environ["WAIT_FOR"]).exists():
             await asyncio.sleep(0.05)
         answer = str(parameters.get("answer", ""))
         truth = self._truth[instance_id]

@@ -253,11 +253,6 @@ def test_the_time_in_the_engine_is_shared_out(outcome):
     has_most_of_its_time_in_decoding(outcome)
 
 
-def test_the_time_in_the_engine_is_shared_out_without_a_detokenizer(without_detokenizer):
-    assert not (without_detokenizer.folder / "run/engine/detokenizer_0.jsonl").exists()
-    has_most_of_its_time_in_decoding(without_detokenizer)
-
-
 def has_most_of_its_time_in_decoding(driven):
     shares = engine_summary(open_run(driven.folder / "run", cached=False))["shares"]
     assert sum(shares.values()) == pytest.approx(1)

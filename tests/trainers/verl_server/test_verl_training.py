@@ -6,7 +6,7 @@ import time
 import pytest
 from awaited import lines_of
 from logged import own
-from test_verl_server import OF_REQUESTS, OF_TOOLS, named
+from test_verl_server import OF_REQUESTS, OF_TOOLS, has_most_of_its_time_in_decoding, named
 
 PHASES = {
     *("trainer_step", "trainer_generate", "trainer_old_log_prob", "trainer_ref_log_prob", "trainer_values"),
@@ -90,13 +90,19 @@ def test_the_engine_sleeps_while_the_trainer_trains_and_wakes_with_new_weights(t
         assert sent["duration_sec"] <= asked["duration_sec"]
 
 
+def test_the_time_in_the_engine_is_shared_out_without_a_detokenizer(trained):
+    assert not (trained.folder / "run/engine/detokenizer_0.jsonl").exists()
+    has_most_of_its_time_in_decoding(trained)
+
+
 def test_the_tracker_has_the_numbers_of_each_rollout_beside_those_of_its_training(trained):
     lines = [json.loads(line) for line in (trained.folder / "tracked.jsonl").read_text().splitlines()]
     trainers = {line["step"]: line["data"] for line in lines if "training/global_step" in line["data"]}
     assert sorted(trainers) == [1, 2]
     known = {line["step"]: line["data"] for line in lines if "rollout/step_sec" in line["data"]}
-    # On a busy machine one of them may be known too late: nothing is logged after step 2.
-    assert known.keys() & {1, 2} == known.keys() != set()
+    # Those of step 2 may be known too late: nothing is logged after it.
+    assert 1 in known
+    assert known.keys() <= {1, 2}
     for numbers in known.values():
         assert numbers["rollout/step_sec"] >= numbers["rollout/request_p99_sec"] > 0
         assert numbers["rollout/requests"] == 4
