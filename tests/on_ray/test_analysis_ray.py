@@ -6,6 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -107,23 +110,46 @@ def age(folder):
         os.utime(path, (0, 0))
 
 
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """Make a cluster: `cluster("a", "b")` has a node for each of these disks, and one without files."""
+@contextmanager
+def cluster_with(disks):
+    """Yield a function: `add("a", "b")` adds a node for each disk to a cluster, whose first node has none."""
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    started.added = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(disks / "home"))
+        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        started.added = {}
 
-    def add(*names, **variables):
-        for name in names:
-            variables["NODE_DISK"] = str(tmp_path / name)
-            started.added[name] = started.add_node(num_cpus=1, env_vars=dict(variables))
-        return started
+        def add(*names, **variables):
+            for name in names:
+                variables["NODE_DISK"] = str(disks / name)
+                started.added[name] = started.add_node(num_cpus=1, env_vars=dict(variables))
+            return started
 
-    yield add
-    started.shutdown()
+        yield add
+        started.shutdown()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A cluster whose nodes a test adds, or kills."""
+    with cluster_with(tmp_path) as add:
+        yield add
+
+
+class Shared(NamedTuple):
+    """A cluster of three nodes; two have disks "a" and "b" in the folder `disks`."""
+
+    address: str
+    disks: Path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A cluster for tests that only ask; each has a run of its own on the disks."""
+    disks = tmp_path_factory.mktemp("disks")
+    with cluster_with(disks) as add:
+        yield Shared(add("a", "b").address, disks)
 
 
 def ask(start_script, logs, address=None, other=None, questions=QUESTIONS, files=100_000):
@@ -148,84 +174,6 @@ def test_all_commands_that_read_on_ray_are_asked_here():
     reading = {name for name in COMMANDS if "--ray" in parser_of(name).format_help()}
     asked = {question.split()[0] for question in (*QUESTIONS, *DRAWN)}
     assert reading - {"collect", "doctor"} == asked
-
-
-def test_every_command_answers_the_same_from_a_folder_that_the_nodes_share(folder, cluster, start_script):
-    started = cluster("a", "b")
-    questions = (*QUESTIONS, *(DRAWN if CAN_DRAW else ()))
-    expected = ask(start_script, folder, questions=questions)
-    on_ray = ask(start_script, folder, started.address, questions=questions)
-    for question in questions:
-        assert on_ray[question] == expected[question], question
-    assert {code for code, *_ in expected.values()} <= {0, 1, 3}
-    in_pieces(start_script, folder, folder, started.address, times=1)
-
-
-def test_disks_of_their_own_answer_as_the_folder_that_collect_makes_of_them(
-    folder, cluster, start_script, tmp_path
-):
-    spread(folder, tmp_path)
-    # Two files of one name: another process on each node.
-    for disk in ("a", "b"):
-        target = tmp_path / disk / "run" / "step_1" / "worker_7.jsonl"
-        lines = (folder / "step_1" / "worker_0.jsonl").read_text().splitlines(keepends=True)
-        target.write_text(lines[0].replace('"pid":', f'"disk":"{disk}","pid":') + "".join(lines[1:]))
-        os.utime(target, (0, 0))
-    answers_as_collected(cluster("a", "b"), start_script, tmp_path / "here")
-
-
-def test_pruned_steps_answer_as_in_the_folder_that_collect_makes(folder, cluster, start_script, tmp_path):
-    spread(folder, tmp_path)
-    for disk in ("a", "b"):
-        assert main(["prune", str(tmp_path / disk / "run"), *PRUNE]) == 0
-        assert not list((tmp_path / disk / "run" / "step_1").glob("*"))
-    started = cluster("a", "b")
-    answers_as_collected(started, start_script, tmp_path / "here")
-    in_pieces(start_script, tmp_path / "here", "$NODE_DISK/run", started.address)
-    shutil.rmtree(tmp_path / "a" / "run" / ".pruned")  # of worker 0
-    asked = [sys.executable, "-m", "sglang_instrument.cli.main", "requests", "$NODE_DISK/run", "--json"]
-    asked += ["--ray", started.address, "--limit", "1000", "--step", "1"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
-    assert {row["worker"] for row in json.loads(done.stdout)["requests"]} == {1, 2}
-
-
-def in_pieces(start_script, here, there, address, times=2):
-    """Demand that Ray tasks answer about a run that is read in pieces as this machine does, each time."""
-    expected = ask(start_script, here, questions=BY_PERIOD, files=8)
-    for _ in range(times):
-        on_ray = ask(start_script, there, address, questions=BY_PERIOD, files=8)
-        for question in BY_PERIOD:
-            code, printed, said, _ = expected[question]
-            assert "judged in 4 parts" in printed
-            wanted = [code, printed.replace(str(here), str(there)), said.replace(str(here), str(there))]
-            assert on_ray[question][:3] == wanted, question
-
-
-def spread(folder, disks):
-    """Copy the files of worker 0 to disk "a", those of the others to "b"."""
-    for disk, worker in (("a", 0), ("b", 1), ("b", 2)):
-        for path in folder.rglob(f"*_{worker}*.jsonl"):
-            target = disks / disk / "run" / path.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
-
-
-def answers_as_collected(started, start_script, here):
-    """Demand that Ray tasks answer all questions as this machine does from the collected folder."""
-    command = [sys.executable, "-m", "sglang_instrument.cli.main", "collect", "$NODE_DISK/run"]
-    subprocess.run([*command, "-o", str(here), "--ray", started.address], check=True, timeout=600)
-    age(here)
-    expected = ask(start_script, here)
-    on_ray = ask(start_script, "$NODE_DISK/run", started.address)
-    for question in QUESTIONS:
-        code, printed, said, files = expected[question]
-        wanted = [
-            code,
-            printed.replace(str(here), "$NODE_DISK/run"),
-            said.replace(str(here), "$NODE_DISK/run"),
-            files,
-        ]
-        assert on_ray[question] == wanted, question
 
 
 def put(folder, disk, workers):
@@ -278,3 +226,83 @@ def test_a_node_that_lacks_this_package_and_a_missing_cluster_are_named(folder, 
     )
     assert nothing.returncode == 2
     assert "no node has a file" in nothing.stderr
+
+
+# The last tests share a cluster; the others ended theirs before.
+
+
+def test_every_command_answers_the_same_from_a_folder_that_the_nodes_share(folder, shared, start_script):
+    questions = (*QUESTIONS, *(DRAWN if CAN_DRAW else ()))
+    expected = ask(start_script, folder, questions=questions)
+    on_ray = ask(start_script, folder, shared.address, questions=questions)
+    for question in questions:
+        assert on_ray[question] == expected[question], question
+    assert {code for code, *_ in expected.values()} <= {0, 1, 3}
+    in_pieces(start_script, folder, folder, shared.address, times=1)
+
+
+def test_disks_of_their_own_answer_as_the_folder_that_collect_makes_of_them(
+    folder, shared, start_script, tmp_path
+):
+    spread(folder, shared.disks, "whole")
+    # Two files of one name: another process on each node.
+    for disk in ("a", "b"):
+        target = shared.disks / disk / "whole" / "step_1" / "worker_7.jsonl"
+        lines = (folder / "step_1" / "worker_0.jsonl").read_text().splitlines(keepends=True)
+        target.write_text(lines[0].replace('"pid":', f'"disk":"{disk}","pid":') + "".join(lines[1:]))
+        os.utime(target, (0, 0))
+    answers_as_collected(shared.address, start_script, tmp_path / "here", "$NODE_DISK/whole")
+
+
+def test_pruned_steps_answer_as_in_the_folder_that_collect_makes(folder, shared, start_script, tmp_path):
+    spread(folder, shared.disks, "pruned")
+    for disk in ("a", "b"):
+        assert main(["prune", str(shared.disks / disk / "pruned"), *PRUNE]) == 0
+        assert not list((shared.disks / disk / "pruned" / "step_1").glob("*"))
+    run = "$NODE_DISK/pruned"
+    answers_as_collected(shared.address, start_script, tmp_path / "here", run)
+    in_pieces(start_script, tmp_path / "here", run, shared.address)
+    shutil.rmtree(shared.disks / "a" / "pruned" / ".pruned")  # of worker 0
+    asked = [sys.executable, "-m", "sglang_instrument.cli.main", "requests", run, "--json"]
+    asked += ["--ray", shared.address, "--limit", "1000", "--step", "1"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
+    assert {row["worker"] for row in json.loads(done.stdout)["requests"]} == {1, 2}
+
+
+def in_pieces(start_script, here, there, address, times=2):
+    """Demand that Ray tasks answer about a run that is read in pieces as this machine does, each time."""
+    expected = ask(start_script, here, questions=BY_PERIOD, files=8)
+    for _ in range(times):
+        on_ray = ask(start_script, there, address, questions=BY_PERIOD, files=8)
+        for question in BY_PERIOD:
+            code, printed, said, _ = expected[question]
+            assert "judged in 4 parts" in printed
+            wanted = [code, printed.replace(str(here), str(there)), said.replace(str(here), str(there))]
+            assert on_ray[question][:3] == wanted, question
+
+
+def spread(folder, disks, run):
+    """Copy the files of worker 0 to disk "a", those of the others to "b", each to a folder of this name."""
+    for disk, worker in (("a", 0), ("b", 1), ("b", 2)):
+        for path in folder.rglob(f"*_{worker}*.jsonl"):
+            target = disks / disk / run / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+
+
+def answers_as_collected(address, start_script, here, run):
+    """Demand that Ray tasks answer all questions as this machine does from the collected folder."""
+    command = [sys.executable, "-m", "sglang_instrument.cli.main", "collect", run]
+    subprocess.run([*command, "-o", str(here), "--ray", address], check=True, timeout=600)
+    age(here)
+    expected = ask(start_script, here)
+    on_ray = ask(start_script, run, address)
+    for question in QUESTIONS:
+        code, printed, said, files = expected[question]
+        wanted = [
+            code,
+            printed.replace(str(here), run),
+            said.replace(str(here), run),
+            files,
+        ]
+        assert on_ray[question] == wanted, question
