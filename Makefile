@@ -16,7 +16,9 @@ ENVIRONMENTS := ray router storage sshd mlflow verl verl_server areal trackers p
 # One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
 # one process: tests/conftest.py makes the groups.
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
-PYTEST := $(BIN)/python -m pytest $(PARALLEL)
+# Tests start hundreds of processes; with Python's cache, these compile the package once.
+CACHED := env --unset PYTHONDONTWRITEBYTECODE
+PYTEST := $(CACHED) $(BIN)/python -m pytest $(PARALLEL)
 
 # Tests of recording and patching, which also run in pure Python.
 PURE := tests/recording tests/patching tests/startup/test_install.py
@@ -34,15 +36,15 @@ test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router environm
 
 # In one process: a Ray driver joins any cluster that it finds on its machine.
 test-ray: environment-ray
-	.envs/ray/bin/python -m pytest tests/on_ray
+	$(CACHED) .envs/ray/bin/python -m pytest tests/on_ray
 
 test-collect: environment-storage environment-sshd $(VENV)/.develop
-	.envs/storage/bin/python -m pytest tests/on_storage
-	$(BIN)/python -m pytest tests/on_ssh
+	$(CACHED) .envs/storage/bin/python -m pytest tests/on_storage
+	$(CACHED) $(BIN)/python -m pytest tests/on_ssh
 
 # Without MLflow, the test is skipped.
 test-mlflow: environment-mlflow
-	@[ ! -f .envs/mlflow/.made ] || .envs/mlflow/bin/python -m pytest tests/on_mlflow
+	@[ ! -f .envs/mlflow/.made ] || $(CACHED) .envs/mlflow/bin/python -m pytest tests/on_mlflow
 
 test-trainers: environments test-ray test-collect test-mlflow $(VENV)/.develop
 	$(PYTEST) tests/trainers
