@@ -84,10 +84,14 @@ def shell_blocks():
 
 
 def programs(block, first=False):
-    """Return the programs that a shell block, or its first line, calls; without shell keywords."""
+    """Return the programs that a shell block, or its first line, calls; without shell keywords.
+
+    They are ours, files of the source tree, or in PROGRAMS.
+    """
     lines = block.lines[:1] if first else block.lines
-    words = [_words(call) for line in lines for call in line.split(" && ")]
-    return {Path(call[0]).name for call in words if call} & {*PROGRAMS, "sglang-instrument", "make"}
+    called = [words[0] for line in lines for call in line.split(" && ") if (words := _words(call))]
+    known = {*PROGRAMS, "sglang-instrument", "make"}
+    return {Path(name).name for name in called if Path(name).name in known or (ROOT / name).is_file()}
 
 
 #: Other programs that the examples call, and why no test runs them.
