@@ -20,8 +20,13 @@ PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadsc
 CACHED := env --unset PYTHONDONTWRITEBYTECODE
 PYTEST := $(CACHED) $(BIN)/python -m pytest $(PARALLEL)
 
-# Tests of recording and patching, which also run in pure Python.
-PURE := tests/recording tests/patching tests/startup/test_install.py
+# Tests of recording and patching, which also run in pure Python, but for those that compiled code does not reach.
+NOT_PURE := patching/test_anchors.py patching/test_fields.py patching/test_pickling.py patching/test_rewrite.py \
+	patching/test_sites.py patching/test_tables.py recording/contract/test_children.py \
+	recording/contract/test_out_of_memory.py recording/contract/test_scarce.py recording/contract/test_soak.py \
+	recording/keep/test_disk.py recording/keep/test_file_locks.py recording/keep/test_files.py \
+	recording/keep/test_hanging_disk.py recording/keep/test_native_lines.py recording/keep/test_regular_files.py
+PURE := tests/recording tests/patching tests/startup/test_install.py $(NOT_PURE:%=--ignore tests/%)
 
 .PHONY: demo native test test-ray test-collect test-mlflow test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
 
