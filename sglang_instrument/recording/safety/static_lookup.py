@@ -76,5 +76,5 @@ def special_method(owner: Any, name: str) -> Any:
 def _in_slot(slot: Any, thing: Any) -> Any:
     try:
         return slot.__get__(thing)
-    except (AttributeError, TypeError):  # an empty slot; a slot of the class's own class
+    except Exception:  # an empty slot; a slot of the class's own class; a C type that refuses
         return None
