@@ -1,6 +1,5 @@
 """Apply tables to the modules of this process, imported already or later, and undo all of it."""
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MappingProxyType, ModuleType
@@ -21,6 +20,7 @@ from sglang_instrument.patching.rewriting.sites import RegionRequest, Site, best
 from sglang_instrument.patching.rewriting.swap import SwappedCode, SwappedEntry
 from sglang_instrument.patching.tables.regions import Origin, Patch, Table, Target
 from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
+from sglang_instrument.recording.safety.unpatched import RLock
 
 Wrap = Callable[[Callable[..., Any], Probe], Callable[..., Any]]
 
@@ -63,9 +63,7 @@ class Patcher:
         self._make_probe = make_probe
         self._wrap = wrap
         self._on_patched = patched
-        self._lock = (
-            threading.RLock()
-        )  # the import callback takes it, so never import a target while holding it
+        self._lock = RLock()  # the import callback takes it, so never import a target while holding it
         self._watch = ImportWatch(self._on_import)
         self._installed = False
         self._swaps: dict[int, tuple[SwappedCode, _Job]] = {}
@@ -87,7 +85,7 @@ class Patcher:
 
     def restart_in_child(self) -> None:
         """Reset the lock in a forked child: another thread of the parent may have held it."""
-        self._lock = threading.RLock()
+        self._lock = RLock()
         resume_garbage_collection()
 
     def uninstall(self) -> list[str]:
