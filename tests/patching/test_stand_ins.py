@@ -174,10 +174,10 @@ def test_a_patch_whose_search_fails_is_named_and_the_others_are_applied(folder):
         {"target": "C.go", "region": [{"event": "go", "requires": ">=1"}]},
         {"target": "work", "region": [{"event": "work"}]},
     )
-    object.__setattr__(failing, "package", "")  # importlib.metadata raises ValueError for this name
+    object.__setattr__(failing, "package", 5)  # importlib.metadata raises for such a name
     patcher = Patcher([failing], make_probe=Notes().probe)
     patcher.install()
     go, work = patcher.results()
-    assert (go.state, go.note) == ("refused", "the search for it failed: ValueError")
+    assert (go.state, go.note) == ("refused", "the search for it failed: TypeError")
     assert work.state == "found"
     patcher.uninstall()
