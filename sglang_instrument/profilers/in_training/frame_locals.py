@@ -47,50 +47,71 @@ def _in_cell(value: Any) -> Any:
         return None
 
 
-def _reader_for_this_python() -> Reader:
-    if sys.version_info >= (3, 13):
-        return _by_view
-    if sys.version_info < (3, 11):
-        return _by_reference
+def _by_name() -> Reader:
+    """Python 3.12: a function of C returns one variable."""
     import ctypes
 
-    if sys.version_info >= (3, 12):
-        get = ctypes.pythonapi.PyFrame_GetVar
-        get.restype, get.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.py_object]
+    get = ctypes.pythonapi.PyFrame_GetVar
+    get.restype, get.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.py_object]
 
-        def by_name(frame: FrameType, names: Iterable[str]) -> Values:
-            for name in names:
-                try:
-                    yield get(frame, name)
-                except NameError:  # the variable has no value
-                    continue
+    def read(frame: FrameType, names: Iterable[str]) -> Values:
+        for name in names:
+            try:
+                yield get(frame, name)
+            except NameError:  # the variable has no value
+                continue
 
-        return by_name
+    return read
+
+
+#: Words of a `_PyInterpreterFrame` of Python 3.11 before its locals: function, globals, builtins, locals,
+#: code, frame object, previous frame, instruction, and small fields in one.
+_HEAD_WORDS: Final = 9
+
+
+def _by_position() -> Reader:
+    """Python 3.11 has no function for it: read the slots of `_PyInterpreterFrame` in memory."""
+    import ctypes
 
     word = ctypes.sizeof(ctypes.c_void_p)
 
     def words(address: int, count: int) -> Any:
         return (ctypes.c_size_t * count).from_address(address)
 
-    def by_position(frame: FrameType, names: Iterable[str]) -> Values:
-        """Python 3.11 has no function for it: read `PyFrameObject` and `_PyInterpreterFrame`."""
+    def read(frame: FrameType, names: Iterable[str]) -> Values:
         code = frame.f_code
-        order = [*code.co_varnames, *(name for name in code.co_cellvars if name not in code.co_varnames)]
-        order += code.co_freevars
-        inner = words(id(frame) + object.__basicsize__ + word, 1)[0]
+        (inner,) = words(id(frame) + object.__basicsize__ + word, 1)
         head = words(inner, _HEAD_WORDS)
         if [head[1], head[4], head[5]] != [id(frame.f_globals), id(code), id(frame)]:
-            return  # not the layout of this interpreter
+            return  # an interpreter with another layout
+        order = _order_of_slots(code)
         slots = words(inner + _HEAD_WORDS * word, len(order))
         for name in names:
             slot = slots[order.index(name)]
             if slot:
                 yield _in_cell(ctypes.cast(slot, ctypes.py_object).value)
 
-    return by_position
+    return read
 
 
-#: Words of a `_PyInterpreterFrame` of Python 3.11 before its locals: function, globals, builtins, locals,
-#: code, frame object, previous frame, instruction, and small fields in one.
-_HEAD_WORDS: Final = 9
+def _order_of_slots(code: CodeType) -> list[str]:
+    cells = (name for name in code.co_cellvars if name not in code.co_varnames)  # else an argument's slot
+    return [*code.co_varnames, *cells, *code.co_freevars]
+
+
+def _no_values(frame: FrameType, names: Iterable[str]) -> Values:
+    """Read nothing: only CPython's frames are known."""
+    return iter(())
+
+
+def _reader_for_this_python() -> Reader:
+    if sys.implementation.name != "cpython":
+        return _no_values
+    if sys.version_info >= (3, 13):
+        return _by_view
+    if sys.version_info >= (3, 12):
+        return _by_name()
+    return _by_position() if sys.version_info >= (3, 11) else _by_reference
+
+
 _reader: Final = _reader_for_this_python()
