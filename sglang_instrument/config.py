@@ -186,19 +186,32 @@ def _to_bool(value: object) -> bool:
     return text in ("1", "true", "yes", "on")
 
 
+def _to_str(value: object) -> str:
+    """Return a text, a path or a number as text; anything else would become the text of its repr()."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return str(value)
+
+
 def _to_tuple(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(part for part in value.split(os.pathsep) if part)
     if isinstance(value, os.PathLike):
-        return (str(value),)
-    return tuple(str(part) for part in value)  # type: ignore[attr-defined]
+        return (_to_str(value),)
+    if isinstance(value, (bytes, bytearray)):  # which would be a list of numbers
+        raise TypeError(value)
+    return tuple(map(_to_str, value))  # type: ignore[call-overload]
 
 
 _CONVERTERS: Final[dict[type, Callable[[Any], Any]]] = {
     bool: _to_bool,
     int: int,
     float: float,
-    str: str,
+    str: _to_str,
     tuple: _to_tuple,
 }
 

@@ -1,7 +1,6 @@
 """Connect the parts of recording: one recorder exists while a session is installed."""
 
 import time
-from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from sglang_instrument.recording.keep.writer import Writer
 from sglang_instrument.recording.measure import context, gpu_sync, identity, spans, tasks
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import preload_libgcc
+from sglang_instrument.recording.safety.unpatched import start_new_thread
 from sglang_instrument.recording.watch import event_loop, nvtx
 from sglang_instrument.recording.watch.gpu_events import HeldBack
 from sglang_instrument.recording.watch.hangs import Watchdog

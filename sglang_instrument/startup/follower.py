@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from sglang_instrument.recording.safety.notices import notice
+from sglang_instrument.recording.safety.unpatched import RLock, Thread
 
 _MODULE: Final = "sglang_instrument.live"
 #: The shell ends at once, so that the follower is no child of the trainer: a trainer may wait for all of its
@@ -29,16 +30,14 @@ class Follower:
     def __init__(self, folder: Path, run_id: str) -> None:
         options = (f"--run={run_id}", f"--driver={os.getpid()}")
         self._command = [sys.executable, "-m", _MODULE, str(folder), *options]
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._pid: int | None = None
         self._stopped = False
 
     def start(self) -> None:
         """Start it from a thread of its own: training does not wait for a program to be read from a disk."""
         environment = environment_of_follower()  # read here: another thread may change it later
-        starts = threading.Thread(
-            target=self._start, args=(environment,), name="sglang_instrument-follower", daemon=True
-        )
+        starts = Thread(partial(self._start, environment), "sglang_instrument-follower")
         try:
             starts.start()
         except (RuntimeError, MemoryError) as error:

@@ -109,7 +109,7 @@ def _install(config: Config | None, **keywords: object) -> None:
             return
         is_child = run_ids.DRIVER in os.environ
         try:
-            loaded = settings.load(given, os.environ, _complain)
+            loaded = _checked(settings.load(given, os.environ, _complain), "trainers" in given)
             if any(name.startswith("profile_") for name in given):
                 _check_plan(loaded)
             _session = _started(loaded)
@@ -194,6 +194,13 @@ def _started(config: Config) -> "Session":
         _guarded("install()", session.stop)
         raise
     return session
+
+
+def _checked(config: Config, names_trainers: bool) -> Config:
+    """Return the settings without unknown trainers; raise ConfigError if a keyword names them."""
+    from sglang_instrument.startup.known_trainers import with_known_trainers
+
+    return with_known_trainers(config, names_trainers, _complain)
 
 
 def _check_plan(config: Config) -> None:

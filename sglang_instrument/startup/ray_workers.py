@@ -11,12 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import FunctionType
 from typing import Any, Final
 
 from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.swap import SwappedEntry
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
+from sglang_instrument.recording.safety.static_lookup import entries
 
 _RAY: Final = "ray"
 _JOB: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # `ray job submit` sets it for a driver
@@ -39,10 +40,10 @@ class RayInit:
     def start(self) -> None:
         """Replace `ray.init` now, or as soon as Ray is imported."""
         ray = sys.modules.get(_RAY)
-        if ray is None or not hasattr(ray, "init"):  # an import in progress: the watch cannot see its end
+        if "init" not in entries(ray):  # an import in progress: the watch cannot see its end
             self._watch.start(frozenset({_RAY}))
         else:
-            self._put(ray)
+            self._put(_RAY, ray)
 
     def start_with(self, name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
         """Start during the import of Ray: return a spec that calls back after the import."""
@@ -55,10 +56,10 @@ class RayInit:
         entries, self._entries = self._entries, []
         return next((left for entry in entries if (left := entry.restore()) is not None), None)
 
-    def _put(self, ray: ModuleType) -> None:
+    def _put(self, name: str, ray: Any) -> None:
         self._watch.stop()
-        init = vars(ray).get("init")
-        if init is None or self._entries:
+        init = entries(ray).get("init")
+        if type(init) is not FunctionType or self._entries:  # not a stand-in of somebody's tests
             return
 
         @functools.wraps(init)
@@ -71,7 +72,7 @@ class RayInit:
 
         # Replace it in its defining module, too: pickle checks there that the function is the same.
         for module in (ray, sys.modules.get(init.__module__)):
-            if module is not None and vars(module).get("init") is init:
+            if entries(module).get("init") is init:
                 self._entries.append(SwappedEntry.put(module, "init", init, init_with_settings))
         if _is_initialised(ray):
             notice(
@@ -113,7 +114,7 @@ def _variables_of_job(environment: Mapping[str, str]) -> Mapping[str, object]:
         return {}
 
 
-def _is_initialised(ray: ModuleType) -> bool:
+def _is_initialised(ray: Any) -> bool:
     """Return whether this process is an initialised Ray driver; workers get settings from their driver."""
     try:
         if not ray.is_initialized():

@@ -6,7 +6,6 @@ follower.
 """
 
 import os
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
+from sglang_instrument.recording.safety.unpatched import Event, RLock, Thread
 from sglang_instrument.regular_files import open_regular
 
 PREFIX: Final = "rollout/"
@@ -44,15 +44,15 @@ class Scalars:
         self._given: dict[int, None] = {}
         self._late: dict[int, None] = {}
         self._offset = 0
-        self._lock = threading.Lock()  # of what was given: threads may log at once
+        self._lock = RLock()  # of what was given: threads may log at once
         self._begun: float | None = None
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._thread: Thread | None = None
+        self._stopped = Event()
 
     def start(self) -> None:
         """Read what the follower tells, from now on."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sglang_instrument-scalars", daemon=True)
+            self._thread = Thread(self._run, "sglang_instrument-scalars")
             try:
                 self._thread.start()
             except (RuntimeError, MemoryError) as error:  # no more threads, or the interpreter is going

@@ -26,6 +26,8 @@ from sglang_instrument.recording.keep.presence import Presence
 from sglang_instrument.recording.measure import identity, ray_actor, spans
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.static_lookup import entries, stored_attribute
 from sglang_instrument.startup import run_ids
 from sglang_instrument.startup.ray_workers import RayInit
 from sglang_instrument.startup.scalars import Scalars
@@ -245,11 +247,15 @@ def _is_here(table: Table) -> bool:
 
 
 def _can_be_imported(package: str) -> bool:
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # another finder failed, or the module has no spec
-        return package in sys.modules
-    return spec is not None and spec.origin is not None  # no origin: only a folder has that name
+    module = sys.modules.get(package)
+    try:  # find_spec() would ask a lazy module for its spec, and so load it
+        spec = importlib.util.find_spec(package) if module is None else entries(module).get("__spec__")
+    except BaseException:  # another finder failed
+        reraise_if_programs_own()
+        return False
+    if spec is None:
+        return module is not None
+    return stored_attribute(spec, "origin") is not None  # no origin: only a folder has that name
 
 
 def _outside(tables: Iterable[Table]) -> set[str]:

@@ -20,12 +20,13 @@ from sglang_instrument.errors import ConfigError
 from sglang_instrument.profilers import engines
 from sglang_instrument.profilers.from_outside import notes
 from sglang_instrument.profilers.http_client import ask
-from sglang_instrument.profilers.in_training.find_engines import find_engines, stored_attribute
+from sglang_instrument.profilers.in_training.find_engines import find_engines
 from sglang_instrument.profilers.options import ProfileOptions, read_options
 from sglang_instrument.profilers.switching import Outcome
 from sglang_instrument.profilers.trace_files import files_in, wait_for_files
 from sglang_instrument.profilers.trainers import router_of
 from sglang_instrument.profilers.workers import WorkersError, addresses_in_log, workers_behind
+from sglang_instrument.recording.safety.static_lookup import stored_attribute
 
 PATIENCE_SEC = 300.0
 

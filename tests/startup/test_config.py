@@ -121,7 +121,24 @@ def test_a_wrong_variable_is_reported_and_the_default_is_used(name, value):
     assert f"SGLANG_INSTRUMENT_{name.upper()}: {value!r}" in complaints[0]
 
 
-@pytest.mark.parametrize("given", [{"log_dir": "a\0b"}, {"memory_limit_mb": float("inf")}, {"patches": 5}])
+REFUSED = [
+    {"log_dir": "a\0b"},
+    {"log_dir": b"logs"},
+    {"log_dir": ["logs"]},
+    {"log_dir": True},
+    {"experiment": b"gsm8k"},
+    {"experiment": {"name": "gsm8k"}},
+    {"role": object()},
+    {"profile_steps": (1, 2)},
+    {"memory_limit_mb": float("inf")},
+    {"patches": 5},
+    {"patches": b"tables"},
+    {"patches": [b"tables"]},
+    {"trainers": ["verl", None]},
+]
+
+
+@pytest.mark.parametrize("given", REFUSED)
 def test_a_keyword_that_no_variable_could_have_is_refused_too(given):
     with pytest.raises(ConfigError):
         load(given)
@@ -182,3 +199,46 @@ def test_install_says_what_it_takes(given):
 
 def test_a_setting_of_none_counts_as_not_given():
     assert load({"sync": None, "experiment": None})[0] == load()[0]
+
+
+def test_a_number_and_a_path_are_texts(tmp_path):
+    settings, complaints = load({"experiment": 600, "log_dir": tmp_path, "patches": [tmp_path, "tables"]})
+    assert (settings.experiment, settings.log_dir) == ("600", str(tmp_path))
+    assert settings.patches == (str(tmp_path), str(Path("tables").absolute()))
+    assert complaints == []
+
+
+TABLE = """
+trainer = "mine"
+[[patch]]
+target = "textwrap:dedent"
+region = [{ event = "dedent" }]
+"""
+
+
+def test_a_trainer_without_tables_is_refused_as_keyword(tmp_path, log_dir):
+    (tmp_path / "mine.toml").write_text(TABLE)
+    refused = r"install\(trainers=...\): no table has the trainer 'nope'; trainers are areal, .*verl, or none"
+    for given in ("nope", ["verl", "nope"]):
+        with pytest.raises(ConfigError, match=refused):
+            sglang_instrument.install(trainers=given, log_dir=log_dir)
+    with pytest.raises(ConfigError, match="no table has the trainer 'mine'"):
+        sglang_instrument.install(Config(trainers=("mine",)), log_dir=log_dir)
+    assert not sglang_instrument.installed()
+    sglang_instrument.install(trainers=["mine", "none"], patches=tmp_path, log_dir=log_dir)
+    assert {each["event"] for each in sglang_instrument.status()["patches"]} == {"dedent"}
+
+
+@pytest.mark.parametrize(
+    ("value", "used", "tables"),
+    [("nope", "the tables of all trainers are used", ""), ("nope:slime", "the others are used", "slime")],
+)
+def test_a_trainer_without_tables_is_left_out_as_variable(install, monkeypatch, value, used, tables):
+    monkeypatch.setenv("SGLANG_INSTRUMENT_TRAINERS", value)
+    install()
+    (said,) = [one["notice"] for one in sglang_instrument.status()["notices"] if "TRAINERS" in one["notice"]]
+    assert said.startswith("SGLANG_INSTRUMENT_TRAINERS: no table has the trainer 'nope'")
+    assert said.endswith(used)
+    assert sglang_instrument.status()["settings"]["SGLANG_INSTRUMENT_TRAINERS"] == tables
+    trainers = {each["table"].partition("/")[0] for each in sglang_instrument.status()["patches"]}
+    assert trainers == {"slime"} if tables else {"verl", "slime", "sglang"} <= trainers

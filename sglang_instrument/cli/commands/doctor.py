@@ -18,6 +18,7 @@ from sglang_instrument.cli.plain import say
 from sglang_instrument.config import Config
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.startup import run_ids
+from sglang_instrument.startup.known_trainers import with_known_trainers
 
 HELP: Final = """\
 Check this machine, before a run or when no file appears: is the package installed and its start-up hook
@@ -147,7 +148,8 @@ def _hook() -> Finding:
 
 def _settings(log_dir: str | None) -> tuple[Config, list[str]]:
     complaints: list[str] = []
-    return settings.load({"log_dir": log_dir}, os.environ, complaints.append), complaints
+    config = settings.load({"log_dir": log_dir}, os.environ, complaints.append)
+    return with_known_trainers(config, False, complaints.append), complaints
 
 
 def _folder(config: Config) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from sglang_instrument.config import PREFIX, Config
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.regular_files import open_regular
 from sglang_instrument.startup import run_ids
+from sglang_instrument.startup.known_trainers import with_known_trainers
 
 HELP: Final = """\
 Run a command with instrumentation on: in its process, in those that it starts, and in Ray's workers.
@@ -71,6 +72,7 @@ def _config(args: argparse.Namespace) -> Config:
         given[name.strip().removeprefix(PREFIX).lower()] = value
     complaints: list[str] = []
     config = settings.load(given, os.environ, complaints.append, written="--set {}=...")
+    config = with_known_trainers(config, "trainers" in given, complaints.append, "--set trainers=...")
     for complaint in complaints:
         say(f"sglang-instrument: {complaint}", sys.stderr)
     return config

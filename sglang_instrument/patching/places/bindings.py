@@ -40,7 +40,9 @@ class Bindings:
         #: Whether the function reads its own locals; then the rewriter may add none.
         self.are_read = any(_shows_locals(node, {*_SHOWING, *aliases}) for node in _own_nodes(definition))
         self._parameters = frozenset(_parameters(definition.args))
-        stored, self._unbound_again, foreign = _stores(definition.body)
+        stored, lost, foreign = _stores(definition.body)
+        # Of a name of an enclosing function, any function that shares it may end the value at any time.
+        self._unbound_again = lost | _lost_within(definition) | frozenset(free)
         self._names = (self._parameters | stored | frozenset(free)) - (foreign - frozenset(free))
 
     def is_of(self, scope: ast.AST) -> bool:
@@ -142,6 +144,18 @@ def _stores(body: Block) -> tuple[frozenset[str], frozenset[str], frozenset[str]
             elif isinstance(node, (*DEFINITIONS, ast.Import, ast.ImportFrom)):
                 stored.update(_bound_by(node))
     return frozenset(stored), frozenset(lost), frozenset(foreign)
+
+
+def _lost_within(definition: FunctionDef) -> frozenset[str]:
+    """Return the names that a nested function declares as `nonlocal` and may unbind again."""
+    nested = (
+        node for node in ast.walk(definition) if isinstance(node, DEFINITIONS) and node is not definition
+    )
+    found = set[str]()
+    for scope in nested:
+        _, lost, foreign = _stores(scope.body)
+        found |= lost & foreign
+    return frozenset(found)
 
 
 def _bound_on_the_way(

@@ -14,6 +14,7 @@ from sglang_instrument.recording.measure.spans import OFF
 from sglang_instrument.recording.measure.waiting import counts_awaits, waited
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.notices import log_swallowed
+from sglang_instrument.recording.safety.static_lookup import class_entry, special_method
 
 Values = tuple[Any, ...]
 
@@ -111,8 +112,8 @@ class EnterProbe(ExpressionProbe):
         if spans.current_buffer() is OFF:
             return context
         try:
-            is_sync = hasattr(kind, "__enter__")
-            if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
+            is_sync = _has(kind, "__enter__", "__exit__")
+            if _has(kind, "__aenter__", "__aexit__"):
                 return (BothEntering if is_sync else AsyncEntering)(self, context, values)
             return Entering(self, context, values) if is_sync else context
         except BaseException as error:  # its metaclass raises, or memory is short
@@ -120,11 +121,21 @@ class EnterProbe(ExpressionProbe):
             return context
 
 
+def _has(kind: type, *methods: str) -> bool:
+    return all(class_entry(kind, method) is not None for method in methods)
+
+
 class _Entering:
-    __slots__ = ("_context", "_probe", "_values")
+    __slots__ = ("_context", "_leave", "_probe", "_values")
 
     def __init__(self, probe: EnterProbe, context: Any, values: Values) -> None:
         self._probe, self._context, self._values = probe, context, values
+
+    def _bound(self, enter: str, leave: str) -> Any:
+        """Return the method that enters; Python binds both methods of a block before it calls the first."""
+        entering = special_method(self._context, enter)
+        self._leave = special_method(self._context, leave)
+        return entering
 
 
 class Entering(_Entering):
@@ -133,11 +144,12 @@ class Entering(_Entering):
     __slots__ = ()
 
     def __enter__(self) -> Any:
+        entering = self._bound("__enter__", "__exit__")
         with self._probe.open(self._values) as run:
-            return self._probe.leave(run, self._values, type(self._context).__enter__(self._context))
+            return self._probe.leave(run, self._values, entering())
 
     def __exit__(self, *exception: Any) -> Any:
-        return type(self._context).__exit__(self._context, *exception)
+        return self._leave(*exception)
 
 
 class AsyncEntering(_Entering):
@@ -147,13 +159,12 @@ class AsyncEntering(_Entering):
 
     @counts_awaits
     async def __aenter__(self) -> Any:
+        entering = self._bound("__aenter__", "__aexit__")
         with self._probe.open(self._values) as run:
-            return self._probe.leave(
-                run, self._values, await waited(type(self._context).__aenter__(self._context))
-            )
+            return self._probe.leave(run, self._values, await waited(entering()))
 
     def __aexit__(self, *exception: Any) -> Any:
-        return type(self._context).__aexit__(self._context, *exception)
+        return self._leave(*exception)
 
 
 class BothEntering(Entering, AsyncEntering):

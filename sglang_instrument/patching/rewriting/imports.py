@@ -10,52 +10,69 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-if TYPE_CHECKING:
-    from importlib.abc import Loader
+from sglang_instrument.patching.places.loaded_modules import is_lazy
+from sglang_instrument.patching.rewriting.watched_spec import AnnouncingLoader, WatchedSpec
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.notices import log_swallowed
+from sglang_instrument.recording.safety.static_lookup import entries
 
-Callback = Callable[[ModuleType], None]
+#: Called with the name that is imported, and the module.
+Callback = Callable[[str, Any], object]
 
 
 class ImportWatch:
     """Watch for imports of some modules, and call back with each one.
 
     Args:
-        callback: called with the module after its code has run, in the importing thread. Its errors are
-            dropped, so it must report them itself.
+        callback: called with the name and the module after the module's code has run, in the importing
+            thread. An error in it is logged, and does not reach the import.
     """
 
     def __init__(self, callback: Callback) -> None:
         self._callback = callback
         self._names: frozenset[str] = frozenset()
         self._searching = threading.local()
+        self._specs: list[WatchedSpec] = []
 
     def start(self, names: frozenset[str]) -> None:
         """Watch for the modules `names`."""
         self._names = names
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+        for name in names:
+            module = sys.modules.get(name)
+            if is_lazy(module):
+                self._watched(entries(module)["__spec__"]).is_lazy()
 
     def stop(self) -> None:
         """Stop watching."""
         self._names = frozenset()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+        specs, self._specs = self._specs, []
+        for spec in reversed(specs):
+            spec.release()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a watched module with the other finders, and wrap its loader in one that calls back."""
+        """Find a watched module with the other finders, and watch its spec."""
         if name not in self._names or getattr(self._searching, "name", None) == name:
             return None
         self._searching.name = name
         try:
             spec = self._found_by_others(name, path, target)
+        except BaseException:  # the import asks that finder itself next, and fails without a line of ours
+            reraise_if_programs_own()
+            return None
         finally:
             self._searching.name = None
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = cast("Loader", _Announcing(spec.loader, self._announce))
+        if spec is not None and target is not None:  # a reload, which tells a spec nothing
+            spec.loader = AnnouncingLoader.around(spec.loader, self._announce)
+        elif spec is not None:
+            self._watched(spec)
         return spec
 
     def _found_by_others(
@@ -70,37 +87,23 @@ class ImportWatch:
                 return spec
         return None
 
-    def _announce(self, module: ModuleType) -> None:
-        if module.__name__ not in self._names:  # no longer wanted
+    def _watched(self, spec: ModuleSpec) -> WatchedSpec:
+        self._specs = [known for known in self._specs if known.is_in_use]
+        known = next((known for known in self._specs if known.is_of(spec)), None)
+        if known is None:
+            known = WatchedSpec(spec, self._announce)
+            self._specs.append(known)
+        return known
+
+    def _announce(self, name: str, module: ModuleType | None = None) -> None:
+        """Call back with a module; one that is not given is looked up, as other code may have replaced it."""
+        if module is None:
+            module = sys.modules.get(name)
+            if module is None or is_lazy(module):
+                return  # the import has failed, or the code runs later
+        if name not in self._names:  # no longer wanted
             return
         try:
-            self._callback(module)
-        except Exception:
-            pass  # an import may never fail because of us
-
-
-class _Announcing:
-    """Load a module with its own loader, and restore that loader before the module's code runs."""
-
-    def __init__(self, loader: Any, announce: Callback) -> None:
-        self._loader = loader
-        self._announce = announce
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # a copy in the making has no attributes yet
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        create = getattr(self._loader, "create_module", None)
-        module: ModuleType | None = None if create is None else create(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None and cast("object", spec.loader) is self:
-            spec.loader = self._loader
-        if getattr(module, "__loader__", None) is self:
-            module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._announce(module)
+            self._callback(name, module)
+        except BaseException as error:  # an import may never fail because of us
+            log_swallowed(f"the search for targets in {name}", error)

@@ -1,12 +1,11 @@
 """Apply tables to the modules of this process, imported already or later, and undo all of it."""
 
-import sys
-import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
+from sglang_instrument.patching.places.loaded_modules import loaded_module, why_not_loaded
 from sglang_instrument.patching.places.targets import ResolvedTarget, find_target
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.probes.contract import Probe
@@ -20,7 +19,8 @@ from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.sites import RegionRequest, Site, best_sites, without_function
 from sglang_instrument.patching.rewriting.swap import SwappedCode, SwappedEntry
 from sglang_instrument.patching.tables.regions import Origin, Patch, Table, Target
-from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
+from sglang_instrument.recording.safety.unpatched import RLock
 
 Wrap = Callable[[Callable[..., Any], Probe], Callable[..., Any]]
 
@@ -63,9 +63,7 @@ class Patcher:
         self._make_probe = make_probe
         self._wrap = wrap
         self._on_patched = patched
-        self._lock = (
-            threading.RLock()
-        )  # the import callback takes it, so never import a target while holding it
+        self._lock = RLock()  # the import callback takes it, so never import a target while holding it
         self._watch = ImportWatch(self._on_import)
         self._installed = False
         self._swaps: dict[int, tuple[SwappedCode, _Job]] = {}
@@ -87,7 +85,7 @@ class Patcher:
 
     def restart_in_child(self) -> None:
         """Reset the lock in a forked child: another thread of the parent may have held it."""
-        self._lock = threading.RLock()
+        self._lock = RLock()
         resume_garbage_collection()
 
     def uninstall(self) -> list[str]:
@@ -119,31 +117,33 @@ class Patcher:
         sites: list[Site] = []
         for target in patch.targets:
             if target.module not in self._patched:
-                sites += without_function(_wanted(table, patch, target), "pending", "not imported yet")
+                state, note = why_not_loaded(target.module)
+                sites += without_function(_wanted(table, patch, target), state, note)
             for region in patch.regions:
                 site = self._sites.get((target, region.origin))
                 sites += [] if site is None else [site]
         return sites
 
-    def _on_import(self, module: ModuleType) -> None:
+    def _on_import(self, name: str, module: ModuleType) -> None:
         with self._lock:
             if self._installed:
-                self._patched.pop(module.__name__, None)  # a reload runs the callback again
-                self._patch_ready(module)
+                self._patched.pop(name, None)  # a reload runs the callback again
+                self._patch_ready({name: module})
 
-    def _patch_ready(self, *also: ModuleType) -> None:
+    def _patch_ready(self, also: Mapping[str, ModuleType] = MappingProxyType({})) -> None:
         """Patch modules that are imported and not patched yet; modules being imported call back later."""
-        loaded = (sys.modules.get(name) for name in self.modules)
-        ready = [module for module in loaded if isinstance(module, ModuleType) and not _is_importing(module)]
-        self._patch([module for module in {*ready, *also} if module.__name__ not in self._patched])
+        loaded = {name: module for name in self.modules if (module := loaded_module(name)) is not None}
+        ready = {**loaded, **also}
+        self._patch({name: module for name, module in ready.items() if name not in self._patched})
 
-    def _patch(self, modules: Collection[ModuleType]) -> None:
+    def _patch(self, modules: Mapping[str, ModuleType]) -> None:
         jobs: dict[int, _Job] = {}
-        for module in modules:
-            self._patched[module.__name__] = module
+        for name, module in modules.items():
+            self._patched[name] = module
             for table in self._tables:
                 for patch in table.patches:
-                    self._find(module, table, patch, jobs)
+                    targets = [target for target in patch.targets if target.module == name]
+                    self._find_or_note(module, table, patch, targets, jobs)
         if modules and self._on_patched is not None:  # it calls results(), which calls this method again
             self._on_patched()
         if not jobs:
@@ -154,10 +154,22 @@ class Patcher:
             for job in sorted(jobs.values(), key=lambda job: job.function.__qualname__.count("<locals>")):
                 self._apply(applier, job)
 
-    def _find(self, module: ModuleType, table: Table, patch: Patch, jobs: dict[int, _Job]) -> None:
-        """Add the first candidate that exists in `module` to the jobs."""
-        candidates = [target for target in patch.targets if target.module == module.__name__]
-        for target in candidates:
+    def _find_or_note(
+        self, module: ModuleType, table: Table, patch: Patch, targets: list[Target], jobs: dict[int, _Job]
+    ) -> None:
+        try:
+            self._find(module, table, patch, targets, jobs)
+        except BaseException as error:  # one patch that fails costs no other
+            reraise_if_programs_own()
+            wanted = [RegionRequest(region, targets[0]) for region in patch.regions]
+            note = f"the search for it failed: {name_of_type(type(error))}"
+            self._note(without_function(wanted, "refused", note))
+
+    def _find(
+        self, module: ModuleType, table: Table, patch: Patch, targets: list[Target], jobs: dict[int, _Job]
+    ) -> None:
+        """Add the first of the patch's targets that exists in `module` to the jobs."""
+        for target in targets:
             found = find_target(module, target.name)
             if found is None:
                 continue
@@ -167,8 +179,8 @@ class Patcher:
             else:
                 self._job_of(found.function, jobs).add(wanted)
             return
-        for target in candidates[:1]:
-            note = f"{module.__name__} has no {' or '.join(one.name for one in candidates)}"
+        for target in targets[:1]:
+            note = f"{target.module} has no {' or '.join(one.name for one in targets)}"
             self._note(without_function(_wanted(table, patch, target), "missing", note))
 
     def _job_of(self, function: FunctionType, jobs: dict[int, _Job]) -> _Job:
@@ -193,6 +205,9 @@ class Patcher:
 
     def _wrapped(self, found: ResolvedTarget, wanted: list[RegionRequest]) -> list[Site]:
         """Wrap a target without Python code: its whole-call regions are measured, others are not."""
+        if found.stand_in:
+            note = f"is a {found.stand_in}, whose own code answers for its attributes: left alone"
+            return without_function(wanted, "no-source", note)
         if self._wrap is None or not callable(found.raw):
             return without_function(wanted, "no-source", "built into C: no Python code to patch")
         whole = [one for one in wanted if one.region.is_whole_body and not one.region.generator]
@@ -221,7 +236,3 @@ def _wanted(table: Table, patch: Patch, target: Target) -> list[RegionRequest]:
         RegionRequest(region, target, None if region.requires is None else installed_version(table.package))
         for region in patch.regions
     ]
-
-
-def _is_importing(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

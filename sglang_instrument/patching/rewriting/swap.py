@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from sglang_instrument.recording.safety.static_lookup import entries, is_class
+
 
 @dataclass(frozen=True, eq=False)
 class SwappedCode:
@@ -52,13 +54,13 @@ class SwappedEntry:
         Raises:
             TypeError: `owner` is built into C and allows no new attributes.
         """
-        was_own = name in vars(owner)
+        was_own = name in entries(owner)
         setattr(owner, name, ours)
         return cls(owner, name, original, ours, was_own)
 
     def restore(self) -> str | None:
         """Restore the original; return the reason if that is impossible, else None."""
-        present = vars(self.owner).get(self.name)
+        present = entries(self.owner).get(self.name)
         if present is self.original:  # `_restore_copies` of another module's entry restored it
             return None
         if present is not self.ours:
@@ -74,7 +76,7 @@ class SwappedEntry:
     def _restore_copies(self) -> None:
         """Restore the names of modules that imported the wrapper in the meantime."""
         for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", {})
+            names: Any = {} if is_class(module) else entries(module)
             for name, value in list(names.items()):
                 if value is self.ours:
                     names[name] = self.original

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from dataclasses import dataclass
-from types import FrameType, MemberDescriptorType
+from types import FrameType
 from typing import Any, Final
 
 from sglang_instrument.profilers.engines import is_engine
+from sglang_instrument.profilers.in_training.frame_locals import values_of
 from sglang_instrument.profilers.trainers import addresses_of, names_of, router_of
+from sglang_instrument.recording.safety.static_lookup import stored_attribute
 
 _MOST_FRAMES: Final = 30
-#: A function that calls these may hold the dict of its frame's locals: such frames are not read.
-_READERS: Final = frozenset({"locals", "vars"})
 
 
 @dataclass(frozen=True)
@@ -54,23 +53,8 @@ def find_engines(depth: int, router: str = "") -> EnginesFound:
     return EnginesFound()
 
 
-def _things_in(frame: FrameType) -> list[Any]:
-    """Return the frame's locals with the names that we look for, without keeping anything alive."""
-    code, wanted = frame.f_code, names_of("locals")
-    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
-    if is_function:
-        own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-        if own.isdisjoint(wanted) or not _READERS.isdisjoint(code.co_names):
-            return []
-    held = frame.f_locals
-    things = [thing for name in wanted if (thing := held.get(name)) is not None]
-    if is_function and sys.version_info < (3, 13):
-        held.clear()  # the frame keeps this copy; it would keep a batch alive until the function returns
-    return things
-
-
 def _in_frame(frame: FrameType) -> EnginesFound:
-    for thing in _things_in(frame):
+    for thing in values_of(frame, names_of("locals")):
         found = _of(thing)
         if found:
             return found
@@ -93,31 +77,3 @@ def _of(thing: Any) -> EnginesFound:
         return EnginesFound() if is_text else EnginesFound(urls=tuple(addresses_of(thing, stored_attribute)))
     except Exception:  # an object that cannot be read is not one that we look for
         return EnginesFound()
-
-
-def stored_attribute(thing: Any, name: str) -> Any:
-    """Return an attribute stored in the object or its class, or None; run no code to compute one.
-
-    A property of the trainer's could do anything: wait for another process, raise, start something.
-    """
-    try:
-        held = vars(thing)
-    except Exception:  # no __dict__: it has slots, or no attributes
-        held = {}
-    if name in held:
-        return held[name]
-    for owner in type(thing).__mro__:
-        entry = vars(owner).get(name)
-        if isinstance(entry, MemberDescriptorType):
-            return _in_slot(entry, thing)
-        if entry is not None:
-            is_method = callable(entry) or isinstance(entry, classmethod)
-            return entry if is_method or not hasattr(type(entry), "__get__") else None
-    return None
-
-
-def _in_slot(slot: MemberDescriptorType, thing: Any) -> Any:
-    try:
-        return slot.__get__(thing)
-    except AttributeError:
-        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ from typing import Any, Final
 from sglang_instrument.profilers.in_training.find_engines import EnginesFound, find_engines
 from sglang_instrument.profilers.in_training.plan import Plan
 from sglang_instrument.profilers.in_training.run_captures import Captures, Say
+from sglang_instrument.recording.safety.unpatched import RLock, Thread, original, sleep
 
 _AT_MOST_EVERY_SEC: Final = 600.0
 _GRACE_SEC: Final = 0.5  # a step whose blocks come one after the other has not ended between two of them
 _LOOK_EVERY_SEC: Final = 1.0
+_Queue: Final = original("queue", "SimpleQueue")
 #: Returns (phase, event, age in seconds, step, worker, ids) of the spans that are open.
 OpenSpans = Callable[[], list[tuple[str, str, float, int, int, Mapping[str, Any]]]]
 
@@ -53,10 +54,10 @@ class Schedule:
     ) -> None:
         self._plan, self._new_captures, self._router = plan, new_captures, router
         self._say, self._open_spans = say, open_spans
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._tasks: queue.SimpleQueue[_Task | None] = _Queue()
+        self._thread: Thread | None = None
         # Steps of several workers may begin at once, and one in a signal handler while the thread is started.
-        self._starting = threading.RLock()
+        self._starting = RLock()
         self._engines_found: EnginesFound | None = None
         self._last_slow = -_AT_MOST_EVERY_SEC
         self._begun: set[int] = set()
@@ -98,15 +99,13 @@ class Schedule:
 
     def restart_in_child(self) -> None:
         """Forget the parent's thread and captures, after a fork."""
-        self._tasks, self._thread, self._begun = queue.SimpleQueue(), None, set()
-        self._starting = threading.RLock()
+        self._tasks, self._thread, self._begun = _Queue(), None, set()
+        self._starting = RLock()
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="sglang-instrument-profile", daemon=True
-                )
+                self._thread = Thread(self._run, "sglang-instrument-profile")
                 try:
                     self._thread.start()
                 except RuntimeError:  # no more threads: the next step may be luckier
@@ -143,7 +142,7 @@ class Schedule:
     def _is_over(task: _Task) -> bool:
         if task.is_open():
             return False
-        time.sleep(_GRACE_SEC)
+        sleep(_GRACE_SEC)
         return not task.is_open()
 
     def _look(self, captures: Captures) -> None:

@@ -1,14 +1,17 @@
 """Write on the disk's own thread, because a disk may hang; the queue of lines is limited in bytes."""
 
-import queue
 from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Final
 
 from sglang_instrument.recording.keep.files import Files
 from sglang_instrument.recording.measure.context import Scope, count_dropped
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import OwnThread
+from sglang_instrument.recording.safety.unpatched import original
 
 Job = Callable[[], object]
+_Queue: Final = original("queue", "SimpleQueue")
 
 
 class Disk:
@@ -21,7 +24,7 @@ class Disk:
         self._limit_bytes = limit_bytes
         self._bytes_put = 0  # only the encoder's thread changes this one
         self._bytes_done = 0  # only the disk's thread changes this one: so neither needs a lock
-        self._waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._waiting: SimpleQueue[Job] = _Queue()
         self._thread = OwnThread(self._run, "sglang_instrument-disk")
 
     def start(self, at_once: bool = False) -> bool:
@@ -70,7 +73,7 @@ class Disk:
     def _run(self) -> None:
         while not self._ended:
             self._do_next()
-        self._waiting = queue.SimpleQueue()  # the remaining jobs never run, and may refer to this object
+        self._waiting = _Queue()  # the remaining jobs never run, and may refer to this object
 
     def _do_next(self) -> None:
         try:

@@ -4,7 +4,6 @@ Half of a record's cost is spent here, so usual records take a fast path: the pa
 context share is encoded once, and times are formatted anew only when the millisecond changes.
 """
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from sglang_instrument.recording.measure.identity import process_worker
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.measure.tasks import Task, thread_task
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
+from sglang_instrument.recording.safety.unpatched import sleep
 
 _compiled = native.use_compiled(globals())
 
@@ -234,7 +234,7 @@ class LineEncoder:
             return self._encode_singly(lines)
         if len(encoded) > LONGEST_LINE:  # else no single line is too long
             self._slice = 1
-            time.sleep(0)
+            sleep(0)
             if max(map(len, encoded.split(b"\n"))) >= LONGEST_LINE:
                 return self._encode_singly(lines)
         return encoded, 0
@@ -246,7 +246,7 @@ class LineEncoder:
             encoded += one
             changed += was_changed
             if was_changed:
-                time.sleep(0)
+                sleep(0)
         return bytes(encoded), changed
 
     def _encode_one(self, line: AnyLine) -> tuple[bytes, bool]:

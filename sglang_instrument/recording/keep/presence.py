@@ -5,7 +5,6 @@ A process that records describes itself in `processes/`. A process whose code wa
 """
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ import orjson
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.measure.values import make_encodable
 from sglang_instrument.recording.safety.notices import log_swallowed
+from sglang_instrument.recording.safety.unpatched import Event, RLock, Thread
 from sglang_instrument.regular_files import write_anew
 
 QUIET_SEC: Final = 2.0  # imports follow one another, each with patches; the file is written after the last
@@ -32,10 +32,10 @@ class Presence:
     def __init__(self, folder: Path, describe: Callable[[], Mapping[str, Any]]) -> None:
         self._path = folder / "processes" / "reached" / f"{HOST}-{os.getpid()}.json"
         self._describe = describe
-        self._lock = threading.RLock()  # a signal handler may import, and so patch, while the thread starts
-        self._thread: threading.Thread | None = None
+        self._lock = RLock()  # a signal handler may import, and so patch, while the thread starts
+        self._thread: Thread | None = None
         self._is_news = False
-        self._ending = threading.Event()
+        self._ending = Event()
         self._cancelled = False
 
     def tell(self) -> None:
@@ -43,9 +43,7 @@ class Presence:
         with self._lock:
             self._is_news = True
             if self._thread is None and not self._ending.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, name="sglang_instrument-reached", daemon=True
-                )
+                self._thread = Thread(self._run, "sglang_instrument-reached")
                 try:
                     self._thread.start()
                 except (RuntimeError, MemoryError) as error:  # no more threads, or the interpreter is going

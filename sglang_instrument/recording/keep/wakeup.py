@@ -2,14 +2,18 @@
 
 import contextlib
 import queue
-from typing import Any
+from typing import Any, Final
+
+from sglang_instrument.recording.safety.unpatched import original
+
+_Queue: Final = original("queue", "SimpleQueue")
 
 
 class Wakeup:
     """Lets a thread wait for its next tick, or until another one calls `wake`."""
 
     def __init__(self) -> None:
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
+        self._wakes: queue.SimpleQueue[None] = _Queue()  # signal handlers may put, too
 
     def wake(self) -> None:
         """Wake the waiting thread, or make the next `wait` return at once."""

@@ -3,9 +3,7 @@
 Only in this mode does training wait for the disk.
 """
 
-from _thread import RLock
 from collections.abc import Callable
-from threading import Event
 
 from sglang_instrument.recording.keep.disk import Disk, Job
 from sglang_instrument.recording.keep.encoder import LineEncoder
@@ -16,6 +14,7 @@ from sglang_instrument.recording.measure.context import Scope
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.safety.own_threads import OneAtATime
+from sglang_instrument.recording.safety.unpatched import Event, RLock
 
 
 class CallersDisk(Disk):

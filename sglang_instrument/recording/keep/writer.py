@@ -6,8 +6,8 @@ limit are dropped and counted.
 """
 
 import math
-import threading
 import time
+from _thread import TIMEOUT_MAX
 from collections.abc import Callable
 from typing import Final
 
@@ -26,6 +26,7 @@ from sglang_instrument.recording.measure.context import (
 from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, use_buffer
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import OneAtATime, OwnThread
+from sglang_instrument.recording.safety.unpatched import Event, sleep
 
 TICK_SEC: Final = 0.05
 # With few records, waking two threads costs more than the records, and takes the GIL from training: so they
@@ -71,7 +72,7 @@ class Writer:
         self._starting = OneAtATime()  # starting the threads, or writing without them
         self._thread = OwnThread(self._run, "sglang_instrument-writer")
         self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes itself stops
-        self._flushes: list[tuple[Job | None, threading.Event]] = []
+        self._flushes: list[tuple[Job | None, Event]] = []
         self._tick_sec = TICK_SEC
         self._skipped_last_tick = True  # whether the last tick wrote nothing; the first tick always writes
         self._most_ticks = 1  # ticks to sleep while nothing is recorded; 0 while the thread computes it
@@ -189,7 +190,7 @@ class Writer:
 
         If no thread can be started, the caller writes, and checks the time after each batch of spans.
         """
-        wait_sec, done = max(0.0, min(timeout_sec, threading.TIMEOUT_MAX)), threading.Event()
+        wait_sec, done = max(0.0, min(timeout_sec, TIMEOUT_MAX)), Event()
         ends = time.monotonic() + wait_sec
         if not self.started:
             self._starting.do(lambda: self._start_or_write(job, done, ends), "writing the log", wait_sec)
@@ -198,7 +199,7 @@ class Writer:
             self._wakeup.wake()
         return done.wait(max(0.0, ends - time.monotonic()))
 
-    def _start_or_write(self, job: Job | None, done: threading.Event, ends: float) -> None:
+    def _start_or_write(self, job: Job | None, done: Event, ends: float) -> None:
         if self._spans and self._have_threads(at_once=True):
             self._take_directly()
         if self.started:
@@ -212,7 +213,7 @@ class Writer:
         finally:
             self._gives_up_at = math.inf
 
-    def _finish_flush(self, job: Job | None, done: threading.Event) -> None:
+    def _finish_flush(self, job: Job | None, done: Event) -> None:
         if job is not None:
             self.disk.do(job)
         self.disk.do(done.set)
@@ -238,7 +239,7 @@ class Writer:
                 self._tick(self._wait())
             except BaseException as error:
                 log_swallowed("encoding the log", error)
-                time.sleep(TICK_SEC)  # in case the wait itself failed
+                sleep(TICK_SEC)  # in case the wait itself failed
 
     def _wait(self) -> bool:
         """Wait for the next tick with work; return whether a wake-up ended the wait."""
@@ -324,7 +325,7 @@ class Writer:
             self.dropped_records += done - begin - (self.recorded - recorded)
             self._encoding = len(spans) - done
             if self._encoding or self._spans:
-                time.sleep(0)  # give the GIL to a waiting thread now, not after the interpreter's 5 ms
+                sleep(0)  # give the GIL to a waiting thread now, not after the interpreter's 5 ms
 
 
 class WakingBuffer:

@@ -27,14 +27,20 @@ cdef extern from "Python.h":
     ctypedef PySendResult (*sendfunc)(PyObject*, PyObject*, PyObject**) noexcept
     ctypedef PyObject* (*iternextfunc)(PyObject*) noexcept
     ctypedef PyObject* (*fastcall)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) noexcept
+    ctypedef PyObject* (*unaryfunc)(PyObject*) noexcept
     ctypedef struct PyAsyncMethods:
+        unaryfunc am_await
         sendfunc am_send
+    ctypedef object (*descrgetfunc)(object, object, object)
     ctypedef struct PyTypeObject:
+        descrgetfunc tp_descr_get
         const char* tp_name
         PyAsyncMethods* tp_as_async
         iternextfunc tp_iternext
     ctypedef struct PyMethodDef:
         pass
+    PyTypeObject* Py_TYPE(object)
+    PyObject* _PyType_Lookup(PyTypeObject*, object) noexcept  # a borrowed reference
     # Declared noexcept: their exceptions pass through unchanged.
     PySendResult PyIter_Send(PyObject*, PyObject*, PyObject**) noexcept
     PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, size_t, PyObject*) noexcept
@@ -207,8 +213,14 @@ cdef object waits_of(Task task, object awaitable):
     except MemoryError:  # the await is not counted
         return awaitable
     made.task = task
-    made.steps = awaitable if type(awaitable) is CoroutineType else awaitable.__await__()
+    made.steps = awaitable if type(awaitable) is CoroutineType else as_object(slot_await(awaitable)(<PyObject*>awaitable))
     return made
+
+
+cdef inline unaryfunc slot_await(object awaitable) noexcept:
+    """Return what `await` calls: of the class, whatever the object itself stores. NULL: `await` raises, or iterates."""
+    cdef PyAsyncMethods *methods = Py_TYPE(awaitable).tp_as_async
+    return NULL if methods == NULL else methods.am_await
 
 
 cdef Task counts_await(object awaitable):
@@ -221,7 +233,7 @@ cdef Task counts_await(object awaitable):
         last = constants[len(constants) - 1] if constants else None
         if type(last) is str and last == MARK or awaitable.cr_await is not None:
             return None
-    elif not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or not awaitable: `await` itself raises
+    elif slot_await(awaitable) == NULL:  # an old-style coroutine, or not awaitable: `await` itself raises
         return None
     return task
 
@@ -240,6 +252,17 @@ def waited(awaitable):
 def waits(Task task not None, awaitable):
     """Return the steps of `awaitable`, counted; the first step is no resumption."""
     return waits_of(task, awaitable)
+
+
+def special_method(owner, str name):
+    """Return a special method as Python binds it: from the class, whatever the object itself stores."""
+    cdef PyObject *entry = _PyType_Lookup(Py_TYPE(owner), name)
+    cdef descrgetfunc bind
+    if entry == NULL or entry == <PyObject*>None:
+        return None
+    found = <object>entry
+    bind = Py_TYPE(found).tp_descr_get
+    return found if bind == NULL else bind(found, owner, type(owner))
 
 
 def connect(dict pure):

@@ -14,10 +14,14 @@ from itertools import chain
 from types import CodeType, CoroutineType
 from typing import Any, Final, TypeVar
 
+from msgspec import Struct
+
 from sglang_instrument import native
 from sglang_instrument.recording.measure import tasks
 from sglang_instrument.recording.measure.tasks import Task
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.static_lookup import class_entry
+from sglang_instrument.recording.safety.static_lookup import special_method as special_method
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -65,26 +69,25 @@ class WaitingIterator:
     __slots__ = ("iterator",)
     iterator: Any
 
-    def __aiter__(self) -> "WaitingIterator":
-        return self
+    def __aiter__(self) -> Any:
+        is_iterator = class_entry(type(self.iterator), "__anext__") is not None
+        return self if is_iterator else self.iterator  # which `async for` refuses
 
     def __anext__(self) -> Any:
-        return waited(self.iterator.__anext__())
+        return waited(anext(self.iterator))
 
 
-class WaitingContext:
+class WaitingContext(Struct, eq=False):
     """An asynchronous context manager of `async with` whose waiting at entry and exit is counted."""
 
-    __slots__ = ("_context",)
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
+    enter: Callable[..., Any]
+    leave: Callable[..., Any]
 
     def __aenter__(self) -> Any:
-        return waited(self._context.__aenter__())
+        return waited(self.enter())
 
     def __aexit__(self, *exception: Any) -> Any:
-        return waited(self._context.__aexit__(*exception))
+        return waited(self.leave(*exception))
 
 
 def marked(code: CodeType) -> CodeType:
@@ -109,7 +112,7 @@ def waited(awaitable: Any) -> Any:
         task = tasks.counted()
         if task is None:
             return awaitable  # no open span of this task counts waiting
-        if not hasattr(kind, "__await__"):  # an old-style coroutine, or not awaitable: `await` itself raises
+        if class_entry(kind, "__await__") is None:  # an old-style coroutine, or none: `await` itself raises
             return awaitable
     except BaseException:  # its metaclass raises, or memory has run out
         reraise_if_programs_own()
@@ -120,7 +123,7 @@ def waited(awaitable: Any) -> Any:
 def waits(task: Task, awaitable: Any) -> Any:
     """Return the steps of `awaitable`, counted; the first step is no resumption."""
     try:
-        steps = awaitable.__await__()
+        steps = special_method(awaitable, "__await__")()
         resumptions = chain(_FIRST, iter(task.resumed, None))  # the first step resumes nothing
         made = Waits(task.suspended, resumptions, steps)
         made.task, made.steps = task, steps
@@ -132,25 +135,25 @@ def waits(task: Task, awaitable: Any) -> Any:
 def waited_iterator(iterable: Any) -> Any:
     """Return what to iterate over in `async for` instead of `iterable`."""
     try:
-        if not hasattr(type(iterable), "__aiter__"):
+        begin = special_method(iterable, "__aiter__")
+        if begin is None:
             return iterable
         waiting = WaitingIterator()
     except BaseException:  # as above
         reraise_if_programs_own()
         return iterable
-    waiting.iterator = iterable.__aiter__()
-    return waiting if hasattr(type(waiting.iterator), "__anext__") else iterable
+    waiting.iterator = begin()
+    return waiting
 
 
 def waited_context(context: Any) -> Any:
     """Return what to enter in `async with` instead of `context`."""
-    kind = type(context)
     try:
-        is_one = hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
-        return WaitingContext(context) if is_one else context
+        enter, leave = special_method(context, "__aenter__"), special_method(context, "__aexit__")
+        return context if enter is None or leave is None else WaitingContext(enter, leave)
     except BaseException:  # as above
         reraise_if_programs_own()
         return context
 
 
-native.use_compiled(globals(), "Waits", "waited", "waits")
+native.use_compiled(globals(), "Waits", "waited", "waits", "special_method")

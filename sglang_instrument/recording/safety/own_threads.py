@@ -1,12 +1,12 @@
 """Start this package's threads where that is possible, and end them before the interpreter exits."""
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
+from sglang_instrument.recording.safety.unpatched import RLock, Thread
 
 #: Delay between two tries to start a thread: each failed try costs tens of microseconds.
 TRY_AGAIN_SEC: Final = 1.0
@@ -16,7 +16,7 @@ class OneAtATime:
     """Run one action at a time; refuse another one to a signal handler that interrupts the first."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # also held directly, for what a signal handler may always do
+        self.lock = RLock()  # also held directly, for what a signal handler may always do
         self._is_busy = False
 
     def do(self, act: Callable[[], object], doing: str, wait_sec: float = -1) -> None:
@@ -56,7 +56,7 @@ class OwnThread:
     def __init__(self, run: Callable[[], None], name: str) -> None:
         self._run = run
         self._name = name
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._next_try = 0.0
 
     @property
@@ -90,13 +90,13 @@ class OwnThread:
 
     def _start(self) -> None:
         # Set before start(): Ctrl-C may interrupt start() when the thread already runs.
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread = Thread(self._run, self._name)
         self._thread.start()
 
     def join(self, ends: float) -> None:
         """Wait for the thread's end, at most until `time.monotonic()` reaches `ends`."""
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and not thread.is_current():
             thread.join(max(0.0, ends - time.monotonic()))
 
 

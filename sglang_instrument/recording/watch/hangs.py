@@ -9,6 +9,7 @@ from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure.context import Scope
 from sglang_instrument.recording.measure.spans import OPEN, Span
+from sglang_instrument.recording.safety.unpatched import sleep
 from sglang_instrument.recording.watch.event_loop import check_heartbeats
 from sglang_instrument.recording.watch.stacks import Owners, of_task, owners_of
 
@@ -81,7 +82,7 @@ class Watchdog:
                 if now_ns - span.start < self._first_ns:
                     return  # and so are those that were entered later
                 yield span
-            time.sleep(0)
+            sleep(0)
 
 
 def _describe(span: Span, owners: Owners) -> dict[str, Any]:

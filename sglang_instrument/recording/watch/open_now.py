@@ -16,6 +16,7 @@ from sglang_instrument.recording.measure.context import Scope, scope_for
 from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.measure.values import first_entries
 from sglang_instrument.recording.safety.notices import log_swallowed
+from sglang_instrument.recording.safety.unpatched import sleep
 
 #: A process in which none of these phases is open writes nothing: a step alone may be between two rollouts.
 _FOLLOWED: Final = frozenset({"request", "turn", "generate", "tool", "reward", "barrier"})
@@ -112,7 +113,7 @@ def _oldest_last(most: int) -> Iterator[list[Span]]:
     while oldest:
         yield oldest[: -_PART - 1 : -1]
         del oldest[-_PART:]
-        time.sleep(0)
+        sleep(0)
 
 
 def _in_parts(ordered: Callable[[Any], Iterator[Span]]) -> Iterator[list[Span]]:
@@ -121,7 +122,7 @@ def _in_parts(ordered: Callable[[Any], Iterator[Span]]) -> Iterator[list[Span]]:
     while part := _part(ordered, done):
         yield part
         done += len(part)
-        time.sleep(0)
+        sleep(0)
 
 
 def _part(ordered: Callable[[Any], Iterator[Span]], done: int) -> list[Span]:
