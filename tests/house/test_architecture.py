@@ -19,7 +19,7 @@ SCRIPTS = sorted(ROOT.rglob("*.js"))
 WORDS = {"errors", "schema", "config", "gc_pause", "plain_text", "sparkline", "regular_files"}
 FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
-TABLES = {"words", "patching", "patching.places", "patching.tables"}
+TABLES = {"words", "patching", "patching.places", "patching.tables", "recording.safety"}
 RUN = {
     "words",
     "analysis.reading",
@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "recording.keep": MEASURE,
     "recording.watch": MEASURE | {"recording.keep"},
     "recording": MEASURE | {"recording.keep", "recording.watch"},
-    "patching": set(),
+    "patching": {"words", "recording.safety"},
     "patching.places": {"words", "recording.safety"},
     "patching.tables": TABLES,
     "patching.probes": TABLES | MEASURE,

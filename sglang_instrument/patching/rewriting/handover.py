@@ -21,10 +21,15 @@ Names = frozenset[str]
 def located(node: Node, at: ast.AST) -> Node:
     """Give `node` and its descendants the line of `at` if they have no line; return `node`."""
     for one in ast.walk(node):
-        if isinstance(one, (ast.expr, ast.stmt, ast.excepthandler)) and not hasattr(one, "lineno"):
-            one.lineno = one.end_lineno = at.lineno  # type: ignore[attr-defined]
-            one.col_offset = one.end_col_offset = at.col_offset  # type: ignore[attr-defined]
+        located_alone(one, at)
     return node
+
+
+def located_alone(node: ast.AST, at: ast.AST) -> None:
+    """Give a node, but not its descendants, the line of `at` if it has no line."""
+    if isinstance(node, (ast.expr, ast.stmt, ast.excepthandler)) and not hasattr(node, "lineno"):
+        node.lineno = node.end_lineno = at.lineno  # type: ignore[attr-defined]
+        node.col_offset = node.end_col_offset = at.col_offset  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False)
