@@ -9,6 +9,7 @@ probe, which it could not put into a graph.
 import sys
 from types import CodeType
 from typing import Any, Final
+from weakref import ref
 
 from sglang_instrument.patching.pickling import Reduced, reduce_with_stand_in
 from sglang_instrument.recording.safety.notices import notice
@@ -39,19 +40,31 @@ def _gate() -> _Gate:
 
 
 class RewrittenConstants(tuple[Any, ...]):
-    """The constants of rewritten code, which has the qualified name `name`.
-
-    `original` is the code that was rewritten; None for a function nested in a rewritten one.
-    """
+    """The constants of rewritten code, which has the qualified name `name`."""
 
     name: str
-    original: CodeType | None
+    _original: "ref[CodeType] | CodeType | None"
 
-    def __new__(cls, items: Any, name: str, original: CodeType | None) -> "RewrittenConstants":
-        """Make the constants."""
+    def __new__(
+        cls, items: Any, name: str, original: "ref[CodeType] | CodeType | None"
+    ) -> "RewrittenConstants":
+        """Make the constants.
+
+        Args:
+            items: the constants.
+            name: the function's qualified name.
+            original: the code that was rewritten; None for a function nested in a rewritten one. A cache of
+                rewritten code by its original must not keep the original alive: it passes a reference.
+        """
         made = super().__new__(cls, items)
-        made.name, made.original = name, original
+        made.name, made._original = name, original
         return made
+
+    @property
+    def original(self) -> CodeType | None:
+        """The code that was rewritten, if it is known and still exists."""
+        original = self._original
+        return original() if isinstance(original, ref) else original
 
     def __getitem__(self, index: Any) -> Any:
         """Return a constant, as the modules `dis` and `torch._dynamo` ask for it; None for the gate."""

@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "patching.tables": TABLES,
     "patching.probes": TABLES | MEASURE,
     "patching.rewriting": TABLES | MEASURE | {"patching.probes"},
+    "patching.decorating": TABLES | MEASURE | {"patching.probes", "patching.rewriting"},
     "patching.suggest": TABLES | {"patching.probes", "patching.rewriting"},
     "profilers": TABLES,
     "profilers.in_training": TABLES | MEASURE | {"profilers"},
@@ -62,12 +63,14 @@ MAY_IMPORT = {
     | {
         "recording",
         "recording.keep",
+        "patching.decorating",
         "patching.probes",
         "patching.rewriting",
         "profilers.in_training",
         "package",
     },
-    "facade": MEASURE | {"recording", "patching.probes", "profilers", "startup", "package"},
+    "facade": MEASURE
+    | {"recording", "patching.decorating", "patching.probes", "profilers", "startup", "package"},
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
     "analysis.digests": {"words", "analysis.reading", "analysis.timing"},

@@ -4,6 +4,8 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import CO_ITERABLE_COROUTINE
+from threading import Lock
 from types import CodeType
 from typing import Any, Final
 
@@ -80,7 +82,8 @@ class Applier:
     ) -> tuple[list[Site], CodeType | None]:
         aliases = aliases_in(code.co_names, module_globals)
         bindings = Bindings(definition_of(chain), code.co_freevars, aliases)
-        placed, placements = self._placements(chain, wanted, bindings)
+        is_awaited = bool(code.co_flags & CO_ITERABLE_COROUTINE)
+        placed, placements = self._placements(chain, wanted, bindings, is_awaited)
         sites = [one.site for one in placed]
         if not placements:
             return sites, None
@@ -96,11 +99,11 @@ class Applier:
         return self._sources[filename]
 
     def _placements(
-        self, chain: Chain, wanted: Sequence[RegionRequest], bindings: Bindings
+        self, chain: Chain, wanted: Sequence[RegionRequest], bindings: Bindings, is_awaited: bool
     ) -> tuple[list[PlacedRegion], list[Placement]]:
         placed: list[PlacedRegion] = []
         placements: list[Placement] = []
-        for one in place(definition_of(chain), wanted, bindings):
+        for one in place(definition_of(chain), wanted, bindings, is_awaited):
             region = one.site.region
             if not one.is_found:
                 placed.append(one)
@@ -114,27 +117,36 @@ class Applier:
         return placed, placements
 
 
-_paused = False
+_pausing = Lock()
+_pauses = 0  # of all threads
+_was_enabled = False
 
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
     """Pause garbage collection: it would visit the many new syntax nodes, 80 % of the time spent here."""
-    global _paused
-    _paused = gc.isenabled()
-    gc.disable()
+    global _pauses, _was_enabled
+    with _pausing:
+        if not _pauses:
+            _was_enabled = gc.isenabled()
+        _pauses += 1
+        gc.disable()
     try:
         yield
     finally:
-        resume_garbage_collection()
+        with _pausing:
+            _pauses -= 1
+            if not _pauses and _was_enabled:
+                gc.enable()
 
 
 def resume_garbage_collection() -> None:
-    """End a pause; in a forked child, the thread that paused may not exist."""
-    global _paused
-    if _paused:
-        _paused = False
+    """End all pauses in a forked child, where the threads that paused may not exist."""
+    global _pausing, _pauses
+    _pausing = Lock()
+    if _pauses and _was_enabled:
         gc.enable()
+    _pauses = 0
 
 
 def _compiled(
@@ -151,6 +163,7 @@ def _compiled(
     definition.body = both_branches(definition, original, definition.body, constants)
     counts = (MARK,) if is_coroutine(definition) else ()
     code = constants.fill(source.compile(chain), running, *counts)
+    code = code.replace(co_flags=code.co_flags | (running.co_flags & CO_ITERABLE_COROUTINE))
     for name in _UNCHANGED:
         if getattr(code, name) != getattr(running, name):
             raise ValueError(f"the probes would change {name}")

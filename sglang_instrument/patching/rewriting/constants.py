@@ -3,6 +3,7 @@
 import ast
 from types import CodeType
 from typing import Any, Final
+from weakref import ref
 
 from sglang_instrument.patching.code_constants import GATE, RewrittenConstants
 
@@ -34,11 +35,11 @@ class Constants:
 
         Args:
             code: the compiled code.
-            running: the code that it replaces.
+            running: the code that it replaces; whoever puts the new code in its place keeps it.
             more: further constants, after its own.
         """
         constants = (*map(self._filled, code.co_consts), *more)
-        return code.replace(co_consts=RewrittenConstants(constants, _name_of(running), running))
+        return code.replace(co_consts=RewrittenConstants(constants, _name_of(running), ref(running)))
 
     def _filled(self, constant: Any) -> Any:
         if isinstance(constant, CodeType):

@@ -68,7 +68,7 @@ def put_probe(
         owner.context_expr = _probed(owner.context_expr, probe, values, constants, is_nested)
         return
     node: Any = owner  # changed in place; another region may have changed it already
-    called: Any = ast.Call()
+    called: Any = ast.Constant(None)
     called.__class__, called.__dict__ = type(node), node.__dict__
     replaced = _probed(called, probe, values, constants, is_nested)
     node.__class__, node.__dict__ = type(replaced), dict(vars(replaced))

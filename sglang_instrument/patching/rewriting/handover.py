@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from sglang_instrument.patching.places.anchors import Block, FunctionDef
 from sglang_instrument.patching.places.bindings import Bindings
 from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.probes.passed_items import PASS_ITEMS
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.tables.field_functions import UNBOUND
 
@@ -111,6 +112,11 @@ class RegionHandover:
         item = node.value if node.value is not None else ast.Constant(None)
         sure = self.sure_at_yields.get(id(node), frozenset())
         return self.call("item", [item, *self._values(self.probe.item_locals, sure)])
+
+    def passed_items(self, items: ast.expr) -> ast.Call:
+        """Return the call that hands over each item that the generator passes on from `items`."""
+        take = ast.Attribute(ast.Name(self.local or "", ast.Load()), "item", ast.Load())
+        return ast.Call(self.constants.hold(PASS_ITEMS), [take, items], [])
 
     def handing_over_on_errors(self, body: Block) -> Block:
         """Return `body` in a `try` that hands over when a generator is closed or an exception passes."""
@@ -244,6 +250,14 @@ class HandoverInserter(ast.NodeTransformer):
         for region in reversed(self._open):
             if region.probe.wants_items:
                 node.value = located(region.item(node), node)
+        return node
+
+    def visit_YieldFrom(self, node: ast.YieldFrom) -> ast.YieldFrom:
+        """Hand each item that passes to the open generator regions."""
+        self.generic_visit(node)
+        for region in reversed(self._open):
+            if region.probe.wants_items:
+                node.value = located(region.passed_items(node.value), node.value)
         return node
 
     def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
