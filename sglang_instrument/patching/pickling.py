@@ -19,6 +19,8 @@ NO_PROBE: Final = """type("NoProbe", (), {
     "leave": lambda self, *values: None,
     "fail": lambda self, *values: None,
     "leave_result": lambda self, *values: None,
+    "leave_early": lambda self, *values: None,
+    "leave_result_early": lambda self, *values: None,
 })()"""
 #: Stands in for a function that is called with a value, if any, and returns it.
 IDENTITY: Final = "lambda value=None, *values: value"

@@ -18,6 +18,7 @@ include "sglang_instrument/native/module.pxi"
 cdef object leave_run = None
 cdef object count_item = None
 cdef object capture_value = None
+cdef object read_early = None
 cdef object log_swallowed = None
 cdef object unbound = None
 cdef object SKIPPED = None
@@ -30,6 +31,7 @@ cdef class RegionSpan(Block):
     cdef public object plan
     cdef public object values
     cdef public object error_values
+    cdef public object fields
     cdef public object value
     cdef public object bound
     cdef public object inside
@@ -105,6 +107,15 @@ cdef class RegionSpan(Block):
         self.values = values
         return result
 
+    def leave_early(self, *values):
+        """Read the exit fields, because a `finally` or a `with` follows that may drop the values."""
+        read_early(self, None, values)
+
+    def leave_result_early(self, result, *values):
+        """As `leave_early`, also with the returned value; return it."""
+        read_early(self, result, values)
+        return result
+
     def capture(self, name, value):
         """Record the argument of a call inside the region as a field; return it."""
         capture_value(self, name, value)
@@ -157,7 +168,8 @@ cdef Span new_span(object event, object phase, object waited, object enter, tupl
 
 def connect(dict pure):
     """Take what this module uses of patching/probes/region_spans.py."""
-    global leave_run, count_item, capture_value, log_swallowed, unbound, SKIPPED
+    global leave_run, count_item, capture_value, read_early, log_swallowed, unbound, SKIPPED
     leave_run, count_item = pure["leave_run"], pure["count_item"]
     capture_value, SKIPPED = pure["capture_value"], pure["SKIPPED"]
+    read_early = pure["read_early"]
     log_swallowed, unbound = pure["_log_swallowed"], pure["_unbound"]
