@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any, Final
 from weakref import ref
 
-from sglang_instrument.patching.pickling import Reduced, reduce_with_stand_in
+from sglang_instrument.patching.pickling import PassThrough, Reduced, picklable, reduce_with_stand_in
 from sglang_instrument.recording.safety.notices import notice
 
 _COMPILER: Final = "torch._dynamo"
@@ -56,7 +56,8 @@ class RewrittenConstants(tuple[Any, ...]):
             original: the code that was rewritten; None for a function nested in a rewritten one. A cache of
                 rewritten code by its original must not keep the original alive: it passes a reference.
         """
-        made = super().__new__(cls, items)
+        bare = (item.bare() if type(item) is PassThrough else item for item in items)
+        made = super().__new__(cls, bare)
         made.name, made._original = name, original
         return made
 
@@ -77,7 +78,7 @@ class RewrittenConstants(tuple[Any, ...]):
         return None
 
     def __reduce_ex__(self, protocol: Any) -> Reduced:
-        sent = {"items": list(self), "name": self.name, "original": self.original}
+        sent = {"items": list(map(picklable, self)), "name": self.name, "original": self.original}
         return eval, (_UNPICKLE, sent)
 
 
