@@ -1,5 +1,7 @@
 """A region releases what its fields read before the program's own code runs again."""
 
+import weakref
+
 import pytest
 from planted import plant, table
 
@@ -74,14 +76,24 @@ def returns_at_last(alive):
 '''
 
 
+ITEMS = """
+class Big(list):
+    pass
+
+def items():
+    for number in range(3):
+        yield Big([number])
+"""
+
+
 @pytest.fixture
 def patched(tmp_path, monkeypatch):
     """Import the module and patch a function; return the module and the records."""
     monkeypatch.syspath_prepend(str(tmp_path))
     before, recorded, patchers = spans.current_buffer(), [], []
 
-    def patch(target, fields, **keys):
-        module = plant(tmp_path, SOURCE)
+    def patch(target, fields, source=SOURCE, **keys):
+        module = plant(tmp_path, source)
         regions = [{"event": "whole", "exit": fields, **keys}]
         planted = table(
             {"target": target, "region": regions}, {"target": "inner", "region": [{"event": "inner"}]}
@@ -134,3 +146,16 @@ def test_a_return_in_the_finally_takes_precedence(patched):
     module, recorded = patched("returns_at_last", {"n": "size(kv)", "r": "result"})
     assert module.returns_at_last([]) == 2
     assert recorded[-1].extra == {"n": 4, "r": 2}
+
+
+def test_an_item_is_held_no_longer_than_the_consumer_holds_it(patched):
+    fields = {"n": "size(item)", "last": "item[0]"}
+    module, recorded = patched("items", fields, source=ITEMS, generator=True)
+    generator = module.items()
+    for _ in range(2):
+        item = next(generator)
+        watched = weakref.ref(item)
+        del item
+        assert watched() is None
+    generator.close()
+    assert recorded[0].extra.items() >= {"n": 1, "last": 1, "items": 2}.items()

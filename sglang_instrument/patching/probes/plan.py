@@ -26,6 +26,7 @@ class Plan:
     `keeps_inner_records`: a run keeps the records of the regions that finish inside it. `is_read_by_others`:
     another region reads this event through `inside` or `last`. `wants_inside`: the events that this one reads
     through `inside`. `late_fields`: the exit fields that read no value of the program, only records.
+    `item`: reads the exit fields that read a generator's item, the `item_fields`, at each item.
     """
 
     event: str
@@ -58,6 +59,8 @@ class Plan:
     wants_item: bool = False
     wants_inside: frozenset[str] = frozenset()
     late_fields: frozenset[str] = frozenset()
+    item: Reader | None = None
+    item_fields: frozenset[str] = frozenset()
 
     @property
     def is_plain(self) -> bool:
@@ -106,6 +109,7 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
     ends = _parse(region, "ends", _optional(region.ends), leaving)
     after_error = {**always, **{name: one for name, one in exit_.items() if one.survives_error}}
     error_locals = locals_of(after_error.values())
+    of_item = {name: one for name, one in exit_.items() if ITEM in one.roots}
     at_entry = (when, leader, bind, process, enter)
     entering = locals_of([expression for fields in at_entry for expression in fields.values()])
     leaving_locals = locals_of([*exit_.values(), *ends.values()])
@@ -144,6 +148,8 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
         wants_result=any(RESULT in expression.roots for expression in exit_.values()),
         wants_item=any(ITEM in expression.roots for expression in [*exit_.values(), *ends.values()]),
         wants_inside=wants_inside,
+        item=reader(of_item, local_arguments(leaving_locals)),
+        item_fields=frozenset(of_item),
         late_fields=frozenset(name for name, one in exit_.items() if not _reads_values(one)),
     )
 
