@@ -1,12 +1,16 @@
 """Say whether a decorated function can be rewritten, before anything has to be."""
 
-import inspect
-import linecache
-from pathlib import Path
+import os
 from types import CodeType, FunctionType
+from typing import Final
 from weakref import ref
 
 from sglang_instrument.patching.decorating.notes import Decoration
+
+# Flags of code; the module inspect has them, too, and takes longer to import than all of this package.
+_VARARGS: Final = 4
+_VARKEYWORDS: Final = 8
+_GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
 
 _answers: dict[int, "tuple[ref[CodeType], dict[Decoration, bool]]"] = {}
 
@@ -32,7 +36,7 @@ def is_suitable(function: FunctionType, code: CodeType, decoration: Decoration) 
 def _is_suitable(function: FunctionType, code: CodeType, decoration: Decoration) -> bool:
     if code.co_name == "<lambda>" or not _has_source(function, code):
         return False
-    is_generator = bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR))
+    is_generator = bool(code.co_flags & _GENERATORS)
     if not (decoration.reads or is_generator):
         return True
     # Imported here: they import the field compiler, which a process without fields does not need.
@@ -49,10 +53,14 @@ def _is_suitable(function: FunctionType, code: CodeType, decoration: Decoration)
 
 
 def _parameters(code: CodeType) -> int:
-    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    stars = bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
     return code.co_argcount + code.co_kwonlyargcount + stars
 
 
 def _has_source(function: FunctionType, code: CodeType) -> bool:
     filename = code.co_filename
-    return Path(filename).is_file() or bool(linecache.getlines(filename, function.__globals__))
+    if os.path.isfile(filename):  # noqa: PTH113 - importing pathlib takes longer
+        return True
+    import linecache  # of a notebook's cell or a zipped package
+
+    return bool(linecache.getlines(filename, function.__globals__))
