@@ -9,10 +9,12 @@ import logging
 import pickle
 import subprocess
 import sys
+import threading
 import traceback
 import types
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from planted import plant, table
@@ -437,6 +439,44 @@ def test_a_wrapper_binds_as_what_it_wraps(switch):
         ("shout", {"n": 1}),
         ("double", None),
     ]
+
+
+def test_descriptors_bind_and_are_measured(switch):
+    class Calls:
+        def add(self, n, m):
+            return n + m
+
+        async def wait(self, n):
+            await asyncio.sleep(0)
+            return n
+
+        more = instrument("more", fields={"r": "result"})(functools.partialmethod(add, 1))
+        late = instrument("late", fields={"r": "result"})(functools.partialmethod(wait, 2))
+
+    switch.on()
+    assert (Calls().more(2), asyncio.run(Calls().late())) == (3, 2)
+    assert [(span.event, span.extra) for span in switch.records] == [("more", {"r": 3}), ("late", {"r": 2})]
+
+
+def test_threads_decorate_while_recording_is_switched(switch):
+    def decorate():
+        while not stop.is_set():
+            assert instrument("inner")(lambda_free)(1) == 1
+
+    def lambda_free(n):
+        return n
+
+    stop, threads = threading.Event(), []
+    with ThreadPoolExecutor(3) as pool:
+        threads = [pool.submit(decorate) for _ in range(3)]
+        for _ in range(200):
+            switch.on()
+            switch.off()
+        stop.set()
+    for thread in threads:
+        thread.result()
+    decorated = instrument("last")(lambda_free)
+    assert decorated.__code__ is lambda_free.__code__
 
 
 def test_wrappers_pickle_by_name_or_with_what_they_wrap(switch):

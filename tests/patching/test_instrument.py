@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import inspect
 import pickle
 
@@ -288,7 +289,7 @@ def test_a_wrong_field_is_said_where_it_is_written(options, complaint):
             pass
 
 
-@pytest.mark.parametrize("target", [int, 3, Methods])
+@pytest.mark.parametrize("target", [int, 3, Methods, property(len), functools.cached_property(len)])
 def test_only_functions_and_methods_are_decorated(target):
     with pytest.raises(TargetError, match="instrument must decorate a function or method"):
         instrument("x")(target)

@@ -49,8 +49,11 @@ def _note(function: FunctionType, note: Note) -> None:
 def _switch(is_on: bool) -> None:
     """Give all decorated functions their rewritten code, or their original code."""
     change = _put if is_on else _restore
-    for function, note in list(NOTES.items()):
-        change(function, note)
+    for reference in NOTES.keyrefs():  # a list: another thread may decorate
+        function = reference()
+        note = None if function is None else NOTES.get(function)
+        if function is not None and note is not None:
+            change(function, note)
 
 
 def _put(function: FunctionType, note: Note) -> None:
@@ -91,9 +94,12 @@ def _restore(function: FunctionType, note: Note) -> None:
     code, original = function.__code__, note.original
     if original is None or original_of(code) is not original:
         return  # not rewritten, or replaced by other code since
-    if code.co_flags != original.co_flags:  # types.coroutine() above the decorator
-        original = original.replace(co_flags=code.co_flags)
-    function.__code__ = original
+    try:
+        if code.co_flags != original.co_flags:  # types.coroutine() above the decorator
+            original = original.replace(co_flags=code.co_flags)
+        function.__code__ = original
+    except BaseException as error:
+        log_swallowed("restoring a decorated function", error)
 
 
 def _copied(function: FunctionType, code: CodeType) -> FunctionType:

@@ -5,8 +5,9 @@ code, like a table's target, and `uninstall()` takes it away again. What cannot 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partialmethod, singledispatchmethod
 from types import FunctionType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Final, TypeVar, cast, overload
 
 from sglang_instrument.errors import InstrumentError, TargetError
 from sglang_instrument.patching.decorating.functions import decorated_copy
@@ -14,6 +15,9 @@ from sglang_instrument.patching.decorating.notes import Decoration
 from sglang_instrument.recording.measure.values import text
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.schema import Phase
+
+#: Descriptors that cannot be called themselves, but give an instance its method.
+_METHODS: Final = (partialmethod, singledispatchmethod)
 
 Function = Callable[..., Any]
 T = TypeVar("T", bound="Function | staticmethod[Any, Any] | classmethod[Any, Any, Any]")
@@ -83,7 +87,7 @@ def _decorate_guarded(target: Any, event: str | None, asked: Decoration) -> Any:
 def _decorate(target: Any, event: str | None, asked: Decoration) -> Any:
     if isinstance(target, (staticmethod, classmethod)):
         return type(target)(_decorate(target.__func__, event, asked))
-    if not callable(target) or issubclass(type(target), type):
+    if not (callable(target) or isinstance(target, _METHODS)) or issubclass(type(target), type):
         raise TargetError(f"instrument must decorate a function or method, got {target!r}")
     name = event or getattr(target, "__name__", None)
     if name is None:

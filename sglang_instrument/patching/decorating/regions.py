@@ -48,11 +48,17 @@ def region_of_call(function: Callable[..., Any], decoration: Decoration) -> Regi
 
 def wants_items(function: Callable[..., Any]) -> bool:
     """Return whether a function is a generator; one under `types.coroutine` is a coroutine."""
+    function = called_by(function)
     if inspect.isasyncgenfunction(function):
         return True
     code = getattr(inspect.unwrap(function, stop=_has_code), "__code__", None)
     is_awaited = code is not None and code.co_flags & inspect.CO_ITERABLE_COROUTINE
     return inspect.isgeneratorfunction(function) and not is_awaited
+
+
+def called_by(target: Any) -> Any:
+    """Return the function that a descriptor such as `functools.partialmethod` calls; of others, `target`."""
+    return target if callable(target) else getattr(target, "func", target)
 
 
 def _has_code(function: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sglang_instrument.errors import TargetError
 from sglang_instrument.patching.decorating.arguments import Picker, picker
 from sglang_instrument.patching.decorating.notes import Decoration
-from sglang_instrument.patching.decorating.regions import region_of_call, wants_items
+from sglang_instrument.patching.decorating.regions import called_by, region_of_call, wants_items
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.patching.probes.probe import build_probe
 from sglang_instrument.patching.probes.region_spans import SKIPPED
@@ -119,12 +119,14 @@ def _has_own_name(wrapper: Any) -> bool:
 
 def _measuring(target: Function, probe: Probe) -> Callable[[Any, Any, Any, Any], Any]:
     """Return the function that wrapt calls in the target's place."""
-    call = _Call(target, probe.counted() if inspect.iscoroutinefunction(target) else probe)
-    if inspect.iscoroutinefunction(target):
+    function = called_by(target)
+    is_coroutine = inspect.iscoroutinefunction(function)
+    call = _Call(target, probe.counted() if is_coroutine else probe)
+    if is_coroutine:
         return call.awaited
     if not probe.wants_items:
         return call.called
-    return call.iterated_async if inspect.isasyncgenfunction(target) else call.iterated
+    return call.iterated_async if inspect.isasyncgenfunction(function) else call.iterated
 
 
 class _Call:
