@@ -15,7 +15,7 @@ TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from sglang_instrument.config import Config
     from sglang_instrument.errors import ConfigError, InstrumentError, LogError, TableError, TargetError
-    from sglang_instrument.patching.probes.instrument import instrument
+    from sglang_instrument.patching.decorating.instrument import instrument
     from sglang_instrument.recording.log_manager import SGLangLogManager
     from sglang_instrument.recording.measure.binding import bind, step
     from sglang_instrument.recording.measure.spans import event, span
@@ -56,7 +56,7 @@ _HOMES = {
     "flush": "startup.install",
     "install": "startup.install",
     "installed": "startup.install",
-    "instrument": "patching.probes.instrument",
+    "instrument": "patching.decorating.instrument",
     "scalars": "startup.install",
     "span": "recording.measure.spans",
     "status": "startup.install",

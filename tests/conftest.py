@@ -116,14 +116,20 @@ class Script:
 
 @pytest.fixture
 def start_script(log_dir, tmp_path):
-    """Start Python code in another process with a clean environment, which logs to `log_dir/run`."""
+    """Start Python code in another process with a clean environment, which logs to `log_dir/run`.
+
+    The code is written to `file` if one is given: functions that `-c` defines have no source.
+    """
     started = []
 
-    def start(source, **environment):
+    def start(source, *, file=None, **environment):
+        source = textwrap.dedent(source)
+        if file is not None:
+            file.write_text(source)
         clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         clean |= {"EXPERIMENT_NAME": "run", f"{PREFIX}LOG_DIR": str(log_dir)}
         process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(source)],
+            [sys.executable, *(["-c", source] if file is None else [str(file)])],
             env=clean | environment,
             cwd=tmp_path,
             text=True,

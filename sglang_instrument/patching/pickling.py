@@ -19,6 +19,8 @@ NO_PROBE: Final = """type("NoProbe", (), {
     "leave": lambda self, *values: None,
     "fail": lambda self, *values: None,
     "leave_result": lambda self, *values: None,
+    "leave_early": lambda self, *values: None,
+    "leave_result_early": lambda self, *values: None,
 })()"""
 #: Stands in for a function that is called with a value, if any, and returns it.
 IDENTITY: Final = "lambda value=None, *values: value"
@@ -41,3 +43,16 @@ class PassThrough(partial[Any]):
 
     def __reduce__(self) -> Reduced:
         return reduce_with_stand_in(IDENTITY, PassThrough, self.func)
+
+    def bare(self) -> Callable[..., Any]:
+        """Return the function, whose call costs a tenth; `picklable` finds this object again."""
+        _of_bare[id(self.func)] = self
+        return self.func
+
+
+_of_bare: Final[dict[int, PassThrough]] = {}  # by id of the function; they are few, and of this package
+
+
+def picklable(constant: Any) -> Any:
+    """Return what to pickle in the place of a constant."""
+    return _of_bare.get(id(constant), constant)

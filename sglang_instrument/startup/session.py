@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument import __version__, native
 from sglang_instrument.config import DEFAULT_EXPERIMENT, Config
 from sglang_instrument.errors import ConfigError
+from sglang_instrument.patching.decorating.rewriting import ask_for_tables, requests_of
 from sglang_instrument.patching.places.versions import installed_version
-from sglang_instrument.patching.probes.instrument import wrap_function
+from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.patching.probes.probe import probes_for
 from sglang_instrument.patching.probes.tracker_probe import feed_trackers
 from sglang_instrument.patching.rewriting.patcher import Patcher
@@ -60,7 +61,8 @@ class Session:
         self.patcher = Patcher(
             self._tables,
             make_probe=probes_for(regions),
-            wrap=wrap_function,
+            wrap=_wrap_target,
+            decorated=requests_of,
             patched=self._patched,
         )
         self._schedule = _schedule_for(config)
@@ -75,6 +77,7 @@ class Session:
         """Record, patch targets that are imported now or later, and pass the settings on to children."""
         os.environ.update(self.child_environment())
         self.recorder.start()
+        ask_for_tables(self.patcher.requests_of)
         self.patcher.install()
         self._ray.start()
         if self._schedule is not None:
@@ -91,6 +94,7 @@ class Session:
         self._stop_scalars()
         if self._schedule is not None:
             self._schedule.stop()  # awaited below: all waits together stay within one limit
+        ask_for_tables(None)
         try:
             for reason in (self._ray.stop(), *self.patcher.uninstall()):
                 if reason is not None:
@@ -202,6 +206,13 @@ class Session:
         for site in self.patcher.results():
             found.setdefault(site.region.origin.table, []).append(site)
         return found
+
+
+def _wrap_target(function: Callable[..., Any], probe: Probe) -> Callable[..., Any]:
+    """Wrap a target without source; imported only for such a target: the wrappers import wrapt."""
+    from sglang_instrument.patching.decorating.wrappers import wrap_target
+
+    return wrap_target(function, probe)
 
 
 def _schedule_for(config: Config) -> "Scheduled | None":

@@ -19,7 +19,7 @@ SCRIPTS = sorted(ROOT.rglob("*.js"))
 WORDS = {"errors", "schema", "config", "gc_pause", "plain_text", "sparkline", "regular_files"}
 FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
-TABLES = {"words", "patching", "patching.places", "patching.tables"}
+TABLES = {"words", "patching", "patching.places", "patching.tables", "recording.safety"}
 RUN = {
     "words",
     "analysis.reading",
@@ -48,11 +48,12 @@ MAY_IMPORT = {
     "recording.keep": MEASURE,
     "recording.watch": MEASURE | {"recording.keep"},
     "recording": MEASURE | {"recording.keep", "recording.watch"},
-    "patching": set(),
+    "patching": {"words", "recording.safety"},
     "patching.places": {"words", "recording.safety"},
     "patching.tables": TABLES,
     "patching.probes": TABLES | MEASURE,
     "patching.rewriting": TABLES | MEASURE | {"patching.probes"},
+    "patching.decorating": TABLES | MEASURE | {"patching.probes", "patching.rewriting"},
     "patching.suggest": TABLES | {"patching.probes", "patching.rewriting"},
     "profilers": TABLES,
     "profilers.in_training": TABLES | MEASURE | {"profilers"},
@@ -62,12 +63,14 @@ MAY_IMPORT = {
     | {
         "recording",
         "recording.keep",
+        "patching.decorating",
         "patching.probes",
         "patching.rewriting",
         "profilers.in_training",
         "package",
     },
-    "facade": MEASURE | {"recording", "patching.probes", "profilers", "startup", "package"},
+    "facade": MEASURE
+    | {"recording", "patching.decorating", "patching.probes", "profilers", "startup", "package"},
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
     "analysis.digests": {"words", "analysis.reading", "analysis.timing"},

@@ -2,13 +2,14 @@
 
 import asyncio
 import copy
+import functools
 import inspect
 import pickle
 
 import pytest
 
 from sglang_instrument import TableError, TargetError, instrument
-from sglang_instrument.patching.probes.instrument import wrap_function
+from sglang_instrument.patching.decorating.wrappers import wrap_target
 from sglang_instrument.patching.probes.probe import make_probe
 from sglang_instrument.patching.tables.reading import parse_table
 from sglang_instrument.recording.measure import spans
@@ -288,7 +289,7 @@ def test_a_wrong_field_is_said_where_it_is_written(options, complaint):
             pass
 
 
-@pytest.mark.parametrize("target", [int, 3, Methods])
+@pytest.mark.parametrize("target", [int, 3, Methods, property(len), functools.cached_property(len)])
 def test_only_functions_and_methods_are_decorated(target):
     with pytest.raises(TargetError, match="instrument must decorate a function or method"):
         instrument("x")(target)
@@ -300,27 +301,27 @@ def region(**keys):
 
 
 def test_a_built_in_target_is_wrapped_as_a_whole(records):
-    wrapped = wrap_function(
+    wrapped = wrap_target(
         sorted, make_probe(region(exit={"n": "size(result)"}, enter={"given": "size(iterable)"}))
     )
     assert wrapped([2, 1], reverse=True) == [2, 1]
     assert brief(records) == [("call", {"given": 2, "n": 2}, None)]
-    silent = wrap_function(max, make_probe(region(exit={"first": "iterable[0]", "most": "result"})))
+    silent = wrap_target(max, make_probe(region(exit={"first": "iterable[0]", "most": "result"})))
     assert silent([1, 5]) == 5  # max() has no signature: its arguments have no names
     assert records[1].extra == {"most": 5}
 
 
 def test_static_and_class_methods_are_wrapped_as_such_and_classes_not_at_all(records):
-    assert isinstance(wrap_function(staticmethod(len), make_probe(region())), staticmethod)
+    assert isinstance(wrap_target(staticmethod(len), make_probe(region())), staticmethod)
     with pytest.raises(TargetError, match="is a class"):
-        wrap_function(int, make_probe(region()))
+        wrap_target(int, make_probe(region()))
 
 
 def test_a_generator_is_wrapped_only_as_one():
     with pytest.raises(TargetError, match="needs generator = true"):
-        wrap_function(inspect.unwrap(generated), make_probe(region()))
+        wrap_target(inspect.unwrap(generated), make_probe(region()))
     with pytest.raises(TargetError, match="is not a generator"):
-        wrap_function(inspect.unwrap(plain), make_probe(region(generator=True)))
+        wrap_target(inspect.unwrap(plain), make_probe(region(generator=True)))
 
 
 def test_items_of_a_wrapped_generator_may_end_it(records):
@@ -334,7 +335,7 @@ def test_items_of_a_wrapped_generator_may_end_it(records):
         for i in range(n):
             yield Item(i == 1)
 
-    items = wrap_function(stream, probe)(4)
+    items = wrap_target(stream, probe)(4)
     next(items)
     assert records == []
     next(items)

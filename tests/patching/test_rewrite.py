@@ -343,10 +343,15 @@ def test_a_yield_inside_a_region_is_refused_and_the_rest_is_applied(module, patc
     assert notes.events == ["behind"]
 
 
-def test_yield_from_hides_the_items_and_is_refused(module, patched):
-    _, sites = patched("A.delegate", {"event": "items", "generator": True})
-    assert sites[0].state == "refused"
-    assert "yield from" in sites[0].note
+def test_items_that_a_generator_passes_on_are_seen_and_what_is_sent_goes_on(module, patched):
+    notes, sites = patched("A.delegate", {"event": "items", "generator": True})
+    assert sites[0].state == "found"
+    generator = module.A().delegate(3)
+    assert [next(generator), next(generator), generator.send("sent")] == [0, 1, 2]
+    generator.close()
+    # The item with which the inner generator answers what is sent is not seen.
+    assert [note[1] for note in notes.of("items") if note[0] == "item"] == [0, 1]
+    assert notes[-1] == ("items", "close", "GeneratorExit")
 
 
 def test_a_function_that_reads_its_own_locals_sees_none_of_ours(module, patched):

@@ -59,6 +59,8 @@ class NotingProbe:
         self.notes.append((self.event, "result", result, *values))
         return result
 
+    leave_early, leave_result_early = leave, leave_result
+
     def item(self, item: Any, *values: Any) -> Any:
         self.notes.append((self.event, "item", item, *values))
         return item

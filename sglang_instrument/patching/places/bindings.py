@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from types import CodeType
 from typing import Any, Final
 
 from sglang_instrument.patching.places.anchors import (
@@ -90,6 +91,13 @@ class Bindings:
 def aliases_in(names: Iterable[str], module_globals: Mapping[str, Any]) -> list[str]:
     """Return those of `names` that a module uses for a function that shows locals, as in `show = vars`."""
     return [name for name in names if any(module_globals.get(name) is show for show in _SHOW)]
+
+
+def may_show_locals(code: CodeType, module_globals: Mapping[str, Any]) -> bool:
+    """Say whether running code may read its own locals, without its source."""
+    return not (_SHOWING | _FRAME).isdisjoint(code.co_names) or bool(
+        aliases_in(code.co_names, module_globals)
+    )
 
 
 def _named_by(node: ast.AST) -> Iterator[str]:

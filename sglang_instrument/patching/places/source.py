@@ -10,6 +10,7 @@ import copy
 import linecache
 import warnings
 from collections.abc import Iterator, Mapping
+from inspect import CO_ITERABLE_COROUTINE
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final
@@ -18,7 +19,7 @@ from sglang_instrument.patching.places.anchors import DEFINITIONS, FunctionDef, 
 
 #: Attributes that two equal code objects share; file names and constants are compared apart.
 _COMPARED: Final = (
-    *("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags"),
+    *("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_firstlineno", "co_linetable"),
 )
 
@@ -133,6 +134,8 @@ def nested_codes(code: CodeType) -> Iterator[CodeType]:
 def same_code(one: CodeType, other: CodeType) -> bool:
     """Say whether two code objects do the same at the same lines; file names may differ."""
     if any(getattr(one, name) != getattr(other, name) for name in _COMPARED):
+        return False
+    if (one.co_flags ^ other.co_flags) & ~CO_ITERABLE_COROUTINE:  # types.coroutine() sets it in a function
         return False
     return len(one.co_consts) == len(other.co_consts) and all(
         map(_same_constant, one.co_consts, other.co_consts)

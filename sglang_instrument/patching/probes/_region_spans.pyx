@@ -18,6 +18,8 @@ include "sglang_instrument/native/module.pxi"
 cdef object leave_run = None
 cdef object count_item = None
 cdef object capture_value = None
+cdef object read_early = None
+cdef object read_item = None
 cdef object log_swallowed = None
 cdef object unbound = None
 cdef object SKIPPED = None
@@ -30,6 +32,8 @@ cdef class RegionSpan(Block):
     cdef public object plan
     cdef public object values
     cdef public object error_values
+    cdef public object fields
+    cdef public object item_fields
     cdef public object value
     cdef public object bound
     cdef public object inside
@@ -45,7 +49,7 @@ cdef class RegionSpan(Block):
         return self.span.enter()
 
     cdef int finish(self, object error, object value) except -1:
-        if not self.only_reads or self.finished or self.values is None or error is not None:
+        if not self.only_reads or self.finished or self.values is None or error is not None or self.item_fields is not None:
             leave_run(self, error, value)
             return 0
         return self.end(self.values)
@@ -81,14 +85,18 @@ cdef class RegionSpan(Block):
         plan = self.plan
         if plan.wants_item:
             self.value = item
-        if plan.ends is None:
-            return 0
-        values = handed or self.values
-        if values is None:
-            values = unbound(plan.exit_locals) if plan.exit_locals else ()
-        if plan.ends(self, *values):
-            self.finished = True
-            return self.end(values)
+        try:
+            if plan.ends is not None:
+                values = handed or self.values
+                if values is None:
+                    values = unbound(plan.exit_locals) if plan.exit_locals else ()
+                if plan.ends(self, *values):
+                    self.finished = True
+                    return self.end(values)
+            if plan.item is not None:
+                read_item(self, handed)
+        finally:
+            self.value = None
         return 0
 
     def leave(self, *values):
@@ -103,6 +111,15 @@ cdef class RegionSpan(Block):
         """Take the returned value and the values of the exit locals; return the returned value."""
         self.value = result
         self.values = values
+        return result
+
+    def leave_early(self, *values):
+        """Read the exit fields, because a `finally` or a `with` follows that may drop the values."""
+        read_early(self, None, values)
+
+    def leave_result_early(self, result, *values):
+        """As `leave_early`, also with the returned value; return it."""
+        read_early(self, result, values)
         return result
 
     def capture(self, name, value):
@@ -157,7 +174,8 @@ cdef Span new_span(object event, object phase, object waited, object enter, tupl
 
 def connect(dict pure):
     """Take what this module uses of patching/probes/region_spans.py."""
-    global leave_run, count_item, capture_value, log_swallowed, unbound, SKIPPED
+    global leave_run, count_item, capture_value, read_early, read_item, log_swallowed, unbound, SKIPPED
     leave_run, count_item = pure["leave_run"], pure["count_item"]
     capture_value, SKIPPED = pure["capture_value"], pure["SKIPPED"]
+    read_early, read_item = pure["read_early"], pure["read_item"]
     log_swallowed, unbound = pure["_log_swallowed"], pure["_unbound"]

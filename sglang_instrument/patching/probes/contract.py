@@ -6,7 +6,10 @@ A region of statements becomes the code below; fields read local `a` at entry an
         ...
         local.capture("rid", value)      # an argument that the table captures; returns `value`
         yield local.item(value, b)       # generator regions; returns `value`; with `b` if `ends` reads it
+        yield from PASS_ITEMS(local.item, values)  # each item is handed over, see passed_items.py
         local.leave_result(value, b)     # before `return value`; local.leave(b) if no field reads it
+        local.leave_early(b), local.leave_result_early(value, b)  # if a `finally` or a `with` of the program
+                                         # follows: the fields are read at once, so that it may drop values
         local.leave(b)                   # the region's last line, and before `break` or `continue`
         local.fail(b)                    # when an exception passes, which is raised again
 

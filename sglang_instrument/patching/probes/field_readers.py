@@ -21,10 +21,13 @@ from sglang_instrument.patching.probes.reader_code import (
     RUN,
     assign,
     call,
+    key_of,
     load,
     of_run,
     store,
     store_as_is,
+    take_record_step,
+    take_step,
 )
 from sglang_instrument.patching.tables import field_functions
 from sglang_instrument.patching.tables.field_language import (
@@ -59,6 +62,7 @@ _NAMESPACE: Final = {
     "__sglang_reraise": reraise_if_programs_own,
     "__sglang_unbound": field_functions.UNBOUND,
     "__sglang_unreadable": field_functions.Unreadable,
+    "__sglang_attribute": field_functions.attribute,
     "__sglang_chosen": field_functions.chosen,
     "__sglang_elements": field_functions.elements,
     "__sglang_key": field_functions.key,
@@ -156,7 +160,7 @@ def _unless_missing(value: Path | Constant, attempt: list[ast.stmt]) -> list[ast
     """Return the attempt; if its last step is a key, it stores nothing where a dict lacks that key."""
     if isinstance(value, Constant) or value.function is not None or not _ends_at_key(value):
         return attempt
-    is_there = ast.Compare(_key(value.steps[-1]), [ast.In()], [load(HERE)])
+    is_there = ast.Compare(key_of(value.steps[-1]), [ast.In()], [load(HERE)])
     is_no_dict = ast.Compare(call("__sglang_type", load(HERE)), [ast.IsNot()], [load("__sglang_dict")])
     is_not_none = ast.Compare(load(HERE), [ast.IsNot()], [ast.Constant(None)])
     found = ast.BoolOp(ast.And(), [is_not_none, ast.BoolOp(ast.Or(), [is_no_dict, is_there])])
@@ -233,14 +237,14 @@ def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]
     statements: list[ast.stmt] = [] if path.steps else [_refuse_unbound(here)]
     for index, step in enumerate(steps):
         if step.kind == "each":
-            return statements, _each(here, steps[index:], _take_step)
+            return statements, _each(here, steps[index:], take_step)
         if step.kind in ("attribute", "pick"):
-            here = _take_step(here, step)
+            here = take_step(here, step)
             continue
         statements.append(assign(HERE, here))
         plain = ast.Compare(call("__sglang_type", load(HERE)), [ast.In()], [load("__sglang_plain")])
-        subscript = ast.Subscript(load(HERE), _key(step), ast.Load())
-        here = ast.IfExp(plain, subscript, _take_step(load(HERE), step))
+        subscript = ast.Subscript(load(HERE), key_of(step), ast.Load())
+        here = ast.IfExp(plain, subscript, take_step(load(HERE), step))
     return statements, here
 
 
@@ -251,16 +255,6 @@ def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...
     if path.root in (BOUND, LATEST):
         return call(f"__sglang_{path.root}", ast.Constant(path.steps[0].name)), path.steps[1:]
     return load("__sglang_modules") if path.root == MODULES else of_run("value"), path.steps
-
-
-def _key(step: Step) -> ast.expr:
-    """Return the key of a step: a constant, or the value at a path of attributes."""
-    if step.of is None:
-        return ast.Constant(step.name)
-    key: ast.expr = load(step.of.root)
-    for attribute in step.of.steps:
-        key = ast.Attribute(key, str(attribute.name), ast.Load())
-    return key
 
 
 def _records(path: Path) -> ast.expr:
@@ -278,8 +272,8 @@ def _records(path: Path) -> ast.expr:
         return _field_of_each(here, field)
     for index, step in enumerate(path.steps[1:], 2):
         if step.kind == "each":
-            return _each(here, path.steps[index - 1 :], _take_record_step)
-        here = _take_record_step(here, step)
+            return _each(here, path.steps[index - 1 :], take_record_step)
+        here = take_record_step(here, step)
     return here
 
 
@@ -305,42 +299,23 @@ def _field_of_each(records: ast.expr, field: str) -> ast.expr:
     return ast.ListComp(value, [ast.comprehension(target, records, [has], 0)])
 
 
-def _take_step(here: ast.expr, step: Step) -> ast.expr:
-    if step.kind == "attribute":
-        return ast.Attribute(here, str(step.name), ast.Load())
-    return _take_record_step(here, step)
-
-
-def _take_record_step(here: ast.expr, step: Step) -> ast.expr:
-    if step.kind == "pick":
-        pairs: list[ast.expr] = [
-            ast.Tuple([ast.Constant(n) for n in pair], ast.Load()) for pair in step.names
-        ]
-        return call("__sglang_pick", here, ast.Tuple(pairs, ast.Load()))
-    return call("__sglang_key", here, _key(step))
-
-
-def _each(
-    over: ast.expr, steps: tuple[Step, ...], take_step: Callable[[ast.expr, Step], ast.expr]
-) -> ast.expr:
+def _each(over: ast.expr, steps: tuple[Step, ...], follow: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
     """Return `[<rest of the path> for each in elements(over)]`; the first of `steps` is the `[*]`."""
     first, *rest = steps
     end: ast.expr = load(EACH)
     for index, step in enumerate(rest):
         if step.kind == "each":
-            end = _each(end, tuple(rest[index:]), take_step)
+            end = _each(end, tuple(rest[index:]), follow)
             break
-        end = take_step(end, step)
+        end = follow(end, step)
     conditions: list[ast.expr] = []
-    if (
-        take_step is _take_record_step and rest and rest[0].kind in ("attribute", "key")
-    ):  # as in _field_of_each
-        conditions.append(ast.Compare(_key(rest[0]), [ast.In()], [load(EACH)]))
+    if follow is take_record_step and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
+        conditions.append(ast.Compare(key_of(rest[0]), [ast.In()], [load(EACH)]))
     if first.name:
-        asked = take_step(load(EACH), Step("attribute", first.name))
+        asked = follow(load(EACH), Step("attribute", first.name))
         conditions.append(call("__sglang_truth", asked))
     if first.of is not None:
-        over = call("__sglang_chosen", over, _key(first))
+        over = call("__sglang_chosen", over, key_of(first))
     target = ast.Name(EACH, ast.Store())
     return ast.ListComp(end, [ast.comprehension(target, call("__sglang_elements", over), conditions, 0)])
 

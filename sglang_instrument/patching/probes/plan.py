@@ -25,7 +25,8 @@ class Plan:
     `is_conditional`: a condition decides whether a run is recorded. `binds`: a run binds ids.
     `keeps_inner_records`: a run keeps the records of the regions that finish inside it. `is_read_by_others`:
     another region reads this event through `inside` or `last`. `wants_inside`: the events that this one reads
-    through `inside`.
+    through `inside`. `late_fields`: the exit fields that read no value of the program, only records.
+    `item`: reads the exit fields that read a generator's item, the `item_fields`, at each item.
     """
 
     event: str
@@ -57,6 +58,9 @@ class Plan:
     wants_result: bool = False
     wants_item: bool = False
     wants_inside: frozenset[str] = frozenset()
+    late_fields: frozenset[str] = frozenset()
+    item: Reader | None = None
+    item_fields: frozenset[str] = frozenset()
 
     @property
     def is_plain(self) -> bool:
@@ -105,6 +109,7 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
     ends = _parse(region, "ends", _optional(region.ends), leaving)
     after_error = {**always, **{name: one for name, one in exit_.items() if one.survives_error}}
     error_locals = locals_of(after_error.values())
+    of_item = {name: one for name, one in exit_.items() if ITEM in one.roots}
     at_entry = (when, leader, bind, process, enter)
     entering = locals_of([expression for fields in at_entry for expression in fields.values()])
     leaving_locals = locals_of([*exit_.values(), *ends.values()])
@@ -143,6 +148,9 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
         wants_result=any(RESULT in expression.roots for expression in exit_.values()),
         wants_item=any(ITEM in expression.roots for expression in [*exit_.values(), *ends.values()]),
         wants_inside=wants_inside,
+        item=reader(of_item, local_arguments(leaving_locals)),
+        item_fields=frozenset(of_item),
+        late_fields=frozenset(name for name, one in exit_.items() if not _reads_values(one)),
     )
 
 
@@ -160,6 +168,10 @@ def wanted_events(regions: Iterable[Region]) -> frozenset[str]:
         except TableError:  # reported when this region's probe is made; it must not stop the other regions
             continue
     return frozenset(wanted)
+
+
+def _reads_values(expression: Expression) -> bool:
+    return bool(expression.locals) or not expression.roots.isdisjoint({RESULT, ITEM})
 
 
 def _events(expressions: Iterable[Expression]) -> frozenset[str]:

@@ -3,6 +3,9 @@
 import ast
 from typing import Any, Final
 
+from sglang_instrument.patching.tables.field_functions import OF_TENSORS
+from sglang_instrument.patching.tables.field_language import Step
+
 # Names in the generated function; the dunder prefix avoids clashes with a target's locals.
 RUN: Final = "__sglang_run"
 FIELDS: Final = "__sglang_fields"
@@ -47,3 +50,32 @@ def store_as_is(name: str, value: ast.expr) -> ast.stmt:
     if name is CONDITION:
         return assign(HOLDS, value)
     return ast.Assign([ast.Subscript(load(FIELDS), ast.Constant(name), ast.Store())], value)
+
+
+def key_of(step: Step) -> ast.expr:
+    """Return the key of a step: a constant, or the value at a path of attributes."""
+    if step.of is None:
+        return ast.Constant(step.name)
+    key: ast.expr = load(step.of.root)
+    for attribute in step.of.steps:
+        key = ast.Attribute(key, str(attribute.name), ast.Load())
+    return key
+
+
+def take_step(here: ast.expr, step: Step) -> ast.expr:
+    """Return the value to which a step leads from `here`."""
+    if step.kind != "attribute":
+        return take_record_step(here, step)
+    if step.name in OF_TENSORS:
+        return call("__sglang_attribute", here, ast.Constant(step.name))
+    return ast.Attribute(here, str(step.name), ast.Load())
+
+
+def take_record_step(here: ast.expr, step: Step) -> ast.expr:
+    """Return the value to which a step leads from `here`, a record of a region: its attributes are keys."""
+    if step.kind == "pick":
+        pairs: list[ast.expr] = [
+            ast.Tuple([ast.Constant(n) for n in pair], ast.Load()) for pair in step.names
+        ]
+        return call("__sglang_pick", here, ast.Tuple(pairs, ast.Load()))
+    return call("__sglang_key", here, key_of(step))

@@ -28,15 +28,18 @@ class RegionSpan(Struct, eq=False):
     """One execution of a region, called its run here.
 
     `values` are the exit locals at the last statement, `error_values` the error locals when an exception
-    passed; `value` is the returned value or the item. `bound` are the ids that the region bound, `inside` the
-    regions that finished inside it. For a generator, `items` counts the items and `first_item` is the time of
-    the first; `finished`: the region ended at an item, before its block.
+    passed; `value` is the returned value or the item. `fields` are exit fields that were read before the last
+    statements ran, `item_fields` those of the newest item. `bound` are the ids that the region bound, and
+    `inside` the regions that finished inside it. For a generator, `items` counts the items, and `first_item`
+    is the time of the first; `finished`: the region ended at an item, before its block.
     """
 
     span: Span
     plan: Plan
     values: Values | None = None
     error_values: Values | None = None
+    fields: dict[str, Any] | None = None
+    item_fields: dict[str, Any] | None = None
     value: Any = None
     bound: Bound | None = None
     inside: RegionRecords | None = None
@@ -65,6 +68,15 @@ class RegionSpan(Struct, eq=False):
         """Take the returned value and the values of the exit locals; return the returned value."""
         self.value = result
         self.values = values
+        return result
+
+    def leave_early(self, *values: Any) -> None:
+        """Read the exit fields, because a `finally` or a `with` follows that may drop the values."""
+        read_early(self, None, values)
+
+    def leave_result_early(self, result: Any, *values: Any) -> Any:
+        """As `leave_early`, also with the returned value; return it."""
+        read_early(self, result, values)
         return result
 
     def capture(self, name: str, value: Any) -> Any:
@@ -103,6 +115,8 @@ class Skipped:
     def leave_result(self, result: Any, *values: Any) -> Any:
         """Return the result."""
         return result
+
+    leave_early, leave_result_early = leave, leave_result
 
     def capture(self, name: str, value: Any) -> Any:
         """Return the value."""
@@ -180,10 +194,33 @@ def count_item(run: RegionSpan, item: Any, handed: Values) -> None:
             values = handed or run.values or _unbound(plan.exit_locals)
             if plan.ends(run, *values):
                 run.finished = True
-                run.values = values  # the exit fields read them, too
+                run.values, run.item_fields = values, None  # the exit fields read the values, too
                 _end(run, None, None)
+        if plan.item is not None and not run.finished:
+            read_item(run, handed)
     except BaseException:
         _log_swallowed(run)
+    finally:
+        run.value = None
+
+
+def read_item(run: RegionSpan, handed: Values) -> None:
+    """Read the exit fields of an item; the next one may come late, or never."""
+    plan = run.plan
+    if plan.item is not None:
+        run.item_fields = plan.item(run, *(handed or run.values or _unbound(plan.exit_locals)))
+
+
+def read_early(run: RegionSpan, result: Any, values: Values) -> None:
+    """Read the exit fields of a run whose last statements are still to come; release the values."""
+    try:
+        run.value = result
+        if run.plan.exit is not None and not run.finished:
+            run.fields = run.plan.exit(run, *values)
+    except BaseException:
+        _log_swallowed(run)
+    finally:
+        run.value = None
 
 
 def capture_value(run: RegionSpan, name: str, value: Any) -> None:
@@ -221,6 +258,14 @@ def _read(run: RegionSpan, failed: bool) -> None:
         reader, values, names = plan.exit, run.values, plan.exit_locals
     if reader is not None:
         fields = reader(run, *(values or _unbound(names)))
+        if run.fields is not None and not failed and values is None:
+            late = {name: fields[name] for name in plan.late_fields & fields.keys()}
+            fields = {
+                name: value for name, value in run.fields.items() if name not in plan.late_fields
+            } | late
+        if run.item_fields is not None and not failed:
+            others = {name: value for name, value in fields.items() if name not in plan.item_fields}
+            fields = others | run.item_fields
         span.extra = fields if span.extra is None else {**span.extra, **fields}
     if plan.generator:
         counted: dict[str, Any] = {"items": run.items}
@@ -233,7 +278,7 @@ def _let_go(run: RegionSpan) -> None:
     plan, span = run.plan, run.span
     if plan.watched:
         spans.note_closed(span)
-    run.values = run.error_values = run.value = None
+    run.values = run.error_values = run.fields = run.item_fields = run.value = None
     own, run.inside, bound, run.bound = run.inside, None, run.bound, None
     try:
         if own is not None:

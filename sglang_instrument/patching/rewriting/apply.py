@@ -1,22 +1,23 @@
 """Make new code for functions from their source, after a check that the source is what runs."""
 
-import ast
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import CO_ITERABLE_COROUTINE
 from types import CodeType
 from typing import Any, Final
 
 from sglang_instrument.errors import TableError
+from sglang_instrument.patching.places.anchors import Block
 from sglang_instrument.patching.places.bindings import Bindings, aliases_in
 from sglang_instrument.patching.places.source import Chain, Source, definition_of, read_source
 from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.rewriting.branches import both_branches, copied
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.rewrite import (
     Placement,
     is_coroutine,
-    name_locals_in_order,
     rewrite,
 )
 from sglang_instrument.patching.rewriting.sites import (
@@ -28,7 +29,8 @@ from sglang_instrument.patching.rewriting.sites import (
 )
 from sglang_instrument.patching.rewriting.unreadable_fields import with_unreadable_fields
 from sglang_instrument.patching.tables.regions import Region
-from sglang_instrument.recording.measure.waiting import marked
+from sglang_instrument.recording.measure.waiting import MARK
+from sglang_instrument.recording.safety.unpatched import RLock
 
 MakeProbe = Callable[[Region], Probe]
 
@@ -40,22 +42,16 @@ _UNCHANGED: Final = (
 
 
 class Applier:
-    """Makes new code for the functions of one batch; each file is read and parsed once.
-
-    Give a function before the functions nested in it: rewriting an inner one changes the outer one's tree.
-    """
+    """Makes new code for the functions of one batch; each file is read and parsed once."""
 
     def __init__(self, make_probe: MakeProbe) -> None:
         self._make_probe = make_probe
         self._sources: dict[str, Source | None] = {}
-        self._rewritten: set[int] = set()  # ids: equal code may stand in two files
 
     def apply(
         self, code: CodeType, module_globals: Mapping[str, Any], wanted: Sequence[RegionRequest]
     ) -> tuple[list[Site], CodeType | None]:
         """Return the site of each region, and the new code; the code is None if nothing changes."""
-        if id(code) in self._rewritten:  # another closure of a definition whose tree is rewritten already
-            self._sources.pop(code.co_filename, None)
         source = self._source(code.co_filename, module_globals)
         if source is None:
             return without_function(wanted, "no-source", f"no source at {code.co_filename!r}"), None
@@ -63,19 +59,35 @@ class Applier:
         if chain is None or not source.matches(chain, code):
             reason = "the source on disk differs from the running code: the file or the function was changed"
             return without_function(wanted, "changed", reason), None
-        aliases = aliases_in(code.co_names, module_globals)
-        bindings = Bindings(definition_of(chain), code.co_freevars, aliases)
-        placed, placements = self._placements(chain, wanted, bindings)
-        if not placements:
-            return [one.site for one in placed], None
-        self._rewritten.add(id(code))
+        definition = definition_of(chain)
+        original, definition.body = definition.body, [copied(statement) for statement in definition.body]
         try:
-            return [one.site for one in placed], _compiled(source, chain, placements, bindings, code)
+            return self._rewritten(source, chain, code, module_globals, wanted, original)
         except (SyntaxError, ValueError) as error:
             # The compiler allows 20 nested blocks, and each region adds one.
             return without_function(
                 wanted, "refused", f"Python cannot compile the function with probes: {error}"
             ), None
+        finally:
+            definition.body = original
+
+    def _rewritten(
+        self,
+        source: Source,
+        chain: Chain,
+        code: CodeType,
+        module_globals: Mapping[str, Any],
+        wanted: Sequence[RegionRequest],
+        original: Block,
+    ) -> tuple[list[Site], CodeType | None]:
+        aliases = aliases_in(code.co_names, module_globals)
+        bindings = Bindings(definition_of(chain), code.co_freevars, aliases)
+        is_awaited = bool(code.co_flags & CO_ITERABLE_COROUTINE)
+        placed, placements = self._placements(chain, wanted, bindings, is_awaited)
+        sites = [one.site for one in placed]
+        if not placements:
+            return sites, None
+        return sites, _compiled(source, chain, placements, bindings, code, original)
 
     def _source(self, filename: str, module_globals: Mapping[str, Any]) -> Source | None:
         if filename not in self._sources:
@@ -87,11 +99,11 @@ class Applier:
         return self._sources[filename]
 
     def _placements(
-        self, chain: Chain, wanted: Sequence[RegionRequest], bindings: Bindings
+        self, chain: Chain, wanted: Sequence[RegionRequest], bindings: Bindings, is_awaited: bool
     ) -> tuple[list[PlacedRegion], list[Placement]]:
         placed: list[PlacedRegion] = []
         placements: list[Placement] = []
-        for one in place(definition_of(chain), wanted, bindings):
+        for one in place(definition_of(chain), wanted, bindings, is_awaited):
             region = one.site.region
             if not one.is_found:
                 placed.append(one)
@@ -105,43 +117,54 @@ class Applier:
         return placed, placements
 
 
-_paused = False
+_pausing = RLock()
+_pauses = 0  # of all threads
+_was_enabled = False
 
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
     """Pause garbage collection: it would visit the many new syntax nodes, 80 % of the time spent here."""
-    global _paused
-    _paused = gc.isenabled()
-    gc.disable()
+    global _pauses, _was_enabled
+    with _pausing:
+        if not _pauses:
+            _was_enabled = gc.isenabled()
+        _pauses += 1
+        gc.disable()
     try:
         yield
     finally:
-        resume_garbage_collection()
+        with _pausing:
+            _pauses -= 1
+            if not _pauses and _was_enabled:
+                gc.enable()
 
 
 def resume_garbage_collection() -> None:
-    """End a pause; in a forked child, the thread that paused may not exist."""
-    global _paused
-    if _paused:
-        _paused = False
+    """End all pauses in a forked child, where the threads that paused may not exist."""
+    global _pausing, _pauses
+    _pausing = RLock()
+    if _pauses and _was_enabled:
         gc.enable()
+    _pauses = 0
 
 
 def _compiled(
-    source: Source, chain: Chain, placements: Sequence[Placement], bindings: Bindings, running: CodeType
+    source: Source,
+    chain: Chain,
+    placements: Sequence[Placement],
+    bindings: Bindings,
+    running: CodeType,
+    original: Block,
 ) -> CodeType:
     constants = Constants()
     definition = definition_of(chain)
     rewrite(definition, placements, constants, bindings)
-    code = source.compile(chain)
-    order = [name for name in running.co_varnames if bindings.has(name)]
-    if [name for name in code.co_varnames if name in order] != order:
-        place = 0 if ast.get_docstring(definition, clean=False) is None else 1
-        definition.body.insert(place, name_locals_in_order(order, definition.body[place]))
-        code = source.compile(chain)
-    code = constants.fill(code)
+    definition.body = both_branches(definition, original, definition.body, constants)
+    counts = (MARK,) if is_coroutine(definition) else ()
+    code = constants.fill(source.compile(chain), running, *counts)
+    code = code.replace(co_flags=code.co_flags | (running.co_flags & CO_ITERABLE_COROUTINE))
     for name in _UNCHANGED:
         if getattr(code, name) != getattr(running, name):
             raise ValueError(f"the probes would change {name}")
-    return marked(code) if is_coroutine(definition) else code
+    return code

@@ -2,11 +2,12 @@
 
 import ast
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sglang_instrument.patching.places.anchors import DEFINITIONS, Anchor, Anchors, FunctionDef, walk_own
 from sglang_instrument.patching.places.bindings import Bindings
 from sglang_instrument.patching.probes.expression_probes import CallProbe, EnterProbe, ExpressionProbe
+from sglang_instrument.patching.rewriting.branches import copied
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.handover import located
 from sglang_instrument.patching.tables.field_functions import UNBOUND
@@ -30,7 +31,7 @@ class MeasuredExpression(NamedTuple):
     @property
     def probe_kind(self) -> type[ExpressionProbe]:
         """The kind of probe that measures it."""
-        return CallProbe if isinstance(self.owner, ast.Call) else EnterProbe
+        return EnterProbe if isinstance(self.owner, ast.withitem) else CallProbe
 
 
 def find_expressions(definition: FunctionDef, anchors: Anchors) -> list[MeasuredExpression]:
@@ -58,18 +59,29 @@ def put_probe(
     """
     seen = {node.id for node in _own_nodes(measured.scope) if isinstance(node, ast.Name)}
     is_always = bindings.is_always if bindings.is_of(measured.scope) else bindings.is_always_within
-    values = [
+    values: list[ast.expr] = [
         ast.Name(name, ast.Load()) if name in seen and is_always(name) else constants.hold(UNBOUND)
         for name in probe.locals
     ]
-    held, owner = constants.hold(probe), measured.owner
-    if isinstance(owner, ast.Call):  # changed in place: becomes the call of the probe
-        called = ast.copy_location(ast.Call(owner.func, owner.args, owner.keywords), owner)
-        owner.func, owner.args, owner.keywords = located(held, owner), [called, *values], []
-        located(owner, called)
-    else:
-        call = ast.Call(held, [owner.context_expr, *values], [])
-        owner.context_expr = located(call, owner.context_expr)
+    owner, is_nested = measured.owner, not bindings.is_of(measured.scope)
+    if isinstance(owner, ast.withitem):
+        owner.context_expr = _probed(owner.context_expr, probe, values, constants, is_nested)
+        return
+    node: Any = owner  # changed in place; another region may have changed it already
+    called: Any = ast.Constant(None)
+    called.__class__, called.__dict__ = type(node), node.__dict__
+    replaced = _probed(called, probe, values, constants, is_nested)
+    node.__class__, node.__dict__ = type(replaced), dict(vars(replaced))
+
+
+def _probed(
+    value: ast.expr, probe: ExpressionProbe, values: list[ast.expr], constants: Constants, is_nested: bool
+) -> ast.expr:
+    """Return `PROBE(value, values)`; in a nested scope, compilers of bytecode see `value` alone."""
+    call: ast.expr = ast.Call(constants.hold(probe), [value, *values], [])
+    if is_nested:  # the rewritten function around it may run while a compiler sees only the nested one
+        call = ast.IfExp(constants.is_compiler(), copied(value), call)
+    return located(call, value)
 
 
 def _expressions_in(node: ast.AST, anchors: Anchors, scope: ast.AST) -> Iterator[MeasuredExpression]:

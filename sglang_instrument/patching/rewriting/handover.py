@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from sglang_instrument.patching.places.anchors import Block, FunctionDef
 from sglang_instrument.patching.places.bindings import Bindings
 from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.probes.passed_items import PASS_ITEMS
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.tables.field_functions import UNBOUND
 
@@ -21,10 +22,15 @@ Names = frozenset[str]
 def located(node: Node, at: ast.AST) -> Node:
     """Give `node` and its descendants the line of `at` if they have no line; return `node`."""
     for one in ast.walk(node):
-        if isinstance(one, (ast.expr, ast.stmt, ast.excepthandler)) and not hasattr(one, "lineno"):
-            one.lineno = one.end_lineno = at.lineno  # type: ignore[attr-defined]
-            one.col_offset = one.end_col_offset = at.col_offset  # type: ignore[attr-defined]
+        located_alone(one, at)
     return node
+
+
+def located_alone(node: ast.AST, at: ast.AST) -> None:
+    """Give a node, but not its descendants, the line of `at` if it has no line."""
+    if isinstance(node, (ast.expr, ast.stmt, ast.excepthandler)) and not hasattr(node, "lineno"):
+        node.lineno = node.end_lineno = at.lineno  # type: ignore[attr-defined]
+        node.col_offset = node.end_col_offset = at.col_offset  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False)
@@ -89,13 +95,16 @@ class RegionHandover:
         self.node = ast.With(items=[ast.withitem(opened, stored)], body=body)
         return [located(statement, self.at) for statement in (*guard, self.node)]
 
-    def leave(self, sure: Names, result: ast.expr | None = None) -> Block:
-        """Return the statements that hand over the exit locals, and the result if a field reads it."""
+    def leave(self, sure: Names, result: ast.expr | None = None, *, is_early: bool = False) -> Block:
+        """Return the statements that hand over the exit locals, and the result if a field reads it.
+
+        `is_early`: code of the program runs before the region ends, and may drop what is handed over.
+        """
         names = self.probe.exit_locals
         wanted = result is not None and self.probe.wants_result
         if self.local is None or not (names or wanted):
             return []
-        method = "leave_result" if wanted else "leave"
+        method = ("leave_result" if wanted else "leave") + ("_early" if is_early else "")
         return self._hand(method, names, sure, [result] if result is not None and wanted else [])
 
     def item(self, node: ast.Yield) -> ast.Call:
@@ -106,6 +115,11 @@ class RegionHandover:
         item = node.value if node.value is not None else ast.Constant(None)
         sure = self.sure_at_yields.get(id(node), frozenset())
         return self.call("item", [item, *self._values(self.probe.item_locals, sure)])
+
+    def passed_items(self, items: ast.expr) -> ast.Call:
+        """Return the call that hands over each item that the generator passes on from `items`."""
+        take = ast.Attribute(ast.Name(self.local or "", ast.Load()), "item", ast.Load())
+        return ast.Call(self.constants.hold(PASS_ITEMS), [take, items], [])
 
     def handing_over_on_errors(self, body: Block) -> Block:
         """Return `body` in a `try` that hands over when a generator is closed or an exception passes."""
@@ -170,6 +184,7 @@ class HandoverInserter(ast.NodeTransformer):
         self._regions = {id(region.node): region for region in regions if region.local is not None}
         self._open: list[RegionHandover] = []
         self._loops: list[int] = []  # for each enclosing loop: how many regions were open outside it
+        self._guards: list[int] = []  # the same for each `with`, and each `try` with a `finally`
 
     def over(self, definition: FunctionDef) -> None:
         """Insert the calls into a function whose regions are already `with` blocks."""
@@ -181,7 +196,7 @@ class HandoverInserter(ast.NodeTransformer):
         """Visit the statements of a region as open, and add the hand-over after the last one."""
         region = self._regions.get(id(node))
         if region is None:
-            self.generic_visit(node)
+            self._visit_guard(node)
             return node
         self._open.append(region)
         self.generic_visit(node)
@@ -190,6 +205,23 @@ class HandoverInserter(ast.NodeTransformer):
             node.body += region.leave(region.sure_at_end)
         node.body = [located(one, region.at) for one in region.handing_over_on_errors(node.body)]
         return node
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AsyncWith:
+        """Note that code runs when the block is left."""
+        self._visit_guard(node)
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.Try:
+        """As a `with`, if it has a `finally`."""
+        final, node.finalbody = node.finalbody, []
+        if final:
+            self._visit_guard(node)
+            node.finalbody = self._visited(final)
+        else:
+            self.generic_visit(node)
+        return node
+
+    visit_TryStar = visit_Try  # noqa: N815 - a name of ast
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Note the regions that a `break` in the loop does not leave."""
@@ -211,20 +243,18 @@ class HandoverInserter(ast.NodeTransformer):
 
     def visit_Break(self, node: ast.Break) -> ast.AST | list[ast.stmt]:
         """Hand over before a jump out of the regions inside the loop."""
-        left = self._open[self._loops[-1] if self._loops else 0 :]
-        return [*self._leaving(left, node), node]
+        return [*self._leaving_loop(node), node]
 
     def visit_Continue(self, node: ast.Continue) -> ast.AST | list[ast.stmt]:
         """As a `break`."""
-        left = self._open[self._loops[-1] if self._loops else 0 :]
-        return [*self._leaving(left, node), node]
+        return [*self._leaving_loop(node), node]
 
     def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.stmt]:
         """Hand over after the returned value is computed and before the return."""
         self.generic_visit(node)
         # A generator's bare `return` must stay bare.
         result = ast.Name(_RESULT, ast.Load()) if node.value is not None else None
-        calls = [one for region in reversed(self._open) for one in region.leave(region.sure_at_start, result)]
+        calls = self._leave(0, result)
         if not calls:
             return node
         if node.value is None:
@@ -241,6 +271,14 @@ class HandoverInserter(ast.NodeTransformer):
                 node.value = located(region.item(node), node)
         return node
 
+    def visit_YieldFrom(self, node: ast.YieldFrom) -> ast.YieldFrom:
+        """Hand each item that passes to the open generator regions."""
+        self.generic_visit(node)
+        for region in reversed(self._open):
+            if region.probe.wants_items:
+                node.value = located(region.passed_items(node.value), node.value)
+        return node
+
     def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         self._loops.append(len(self._open))
         node.body = self._visited(node.body)
@@ -251,10 +289,23 @@ class HandoverInserter(ast.NodeTransformer):
         visited = [self.visit(statement) for statement in block]
         return [one for part in visited for one in (part if isinstance(part, list) else [part])]
 
-    @staticmethod
-    def _leaving(regions: list[RegionHandover], at: ast.stmt) -> Block:
-        calls = [one for region in reversed(regions) for one in region.leave(region.sure_at_start)]
-        return [located(one, at) for one in calls]
+    def _visit_guard(self, node: ast.AST) -> None:
+        self._guards.append(len(self._open))
+        self.generic_visit(node)
+        self._guards.pop()
+
+    def _leaving_loop(self, at: ast.stmt) -> Block:
+        calls = self._leave(self._loops[-1] if self._loops else 0)
+        return [located(call, at) for call in calls]
+
+    def _leave(self, outermost: int, result: ast.expr | None = None) -> Block:
+        """Return the statements that leave the open regions, from the innermost to `outermost`."""
+        innermost_guard = self._guards[-1] if self._guards else 0
+        calls: Block = []
+        for place in range(len(self._open) - 1, outermost - 1, -1):
+            region, is_early = self._open[place], place < innermost_guard
+            calls += region.leave(region.sure_at_start, result, is_early=is_early)
+        return calls
 
     def _opaque(self, node: Node) -> Node:
         return node

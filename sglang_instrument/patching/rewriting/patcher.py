@@ -1,10 +1,11 @@
 """Apply tables to the modules of this process, imported already or later, and undo all of it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
+from sglang_instrument.patching.code_constants import original_of
 from sglang_instrument.patching.places.loaded_modules import loaded_module, why_not_loaded
 from sglang_instrument.patching.places.targets import ResolvedTarget, find_target
 from sglang_instrument.patching.places.versions import installed_version
@@ -48,6 +49,7 @@ class Patcher:
         tables: the tables to apply.
         make_probe: makes the probe of a region; may raise TableError.
         wrap: wraps a function without source in a probe; without it, such targets stay unpatched.
+        decorated: returns further regions of a function, those of its decorators.
         patched: called after the search for a module's targets, whether found or not.
     """
 
@@ -57,11 +59,13 @@ class Patcher:
         *,
         make_probe: MakeProbe,
         wrap: Wrap | None = None,
+        decorated: Callable[[FunctionType], Sequence[RegionRequest]] | None = None,
         patched: Callable[[], object] | None = None,
     ) -> None:
         self._tables = tuple(tables)
         self._make_probe = make_probe
         self._wrap = wrap
+        self._decorated = decorated
         self._on_patched = patched
         self._lock = RLock()  # the import callback takes it, so never import a target while holding it
         self._watch = ImportWatch(self._on_import)
@@ -195,13 +199,21 @@ class Patcher:
     def _apply(self, applier: Applier, job: _Job) -> None:
         function = job.function
         try:
-            sites, code = applier.apply(function.__code__, function.__globals__, job.wanted)
+            original = original_of(function.__code__)  # a decorator may have rewritten it
+            more = self._decorated(function) if self._decorated is not None else ()
+            sites, code = applier.apply(original, function.__globals__, [*more, *job.wanted])
         except BaseException as error:  # training must go on, whatever the target's source contains
             reraise_if_programs_own()
             sites, code = without_function(job.wanted, "refused", f"the rewriter failed: {error!r}"), None
-        self._note(sites)
+        self._note(site for site in sites if site.region.origin in {one.region.origin for one in job.wanted})
         if code is not None:
-            self._swaps[id(function)] = (SwappedCode.put(function, code), job)
+            self._swaps[id(function)] = (SwappedCode.put(function, code, original), job)
+
+    def requests_of(self, function: FunctionType) -> list[RegionRequest]:
+        """Return the regions that tables have in a function."""
+        with self._lock:
+            _, job = self._swaps.get(id(function), (None, _Job(function)))
+            return list(job.wanted)
 
     def _wrapped(self, found: ResolvedTarget, wanted: list[RegionRequest]) -> list[Site]:
         """Wrap a target without Python code: its whole-call regions are measured, others are not."""

@@ -63,19 +63,6 @@ def rewrite(
         count_awaits(definition, constants)
 
 
-def name_locals_in_order(names: Sequence[str], first: ast.stmt) -> ast.stmt:
-    """Return a statement that names locals in an order and never runs; it goes before `first`.
-
-    A frame releases its locals in the order in which the function's code first names them. Without this
-    statement a probe's arguments could change the order, and so the order in which objects are destroyed.
-    """
-    loads: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
-    never = ast.If(ast.Constant(False), [ast.Expr(ast.Tuple(loads, ast.Load()))], [])
-    for node in ast.walk(never):
-        ast.copy_location(node, first)
-    return never
-
-
 def is_coroutine(definition: FunctionDef) -> bool:
     """Say whether the function is a coroutine: async, and not a generator."""
     return isinstance(definition, ast.AsyncFunctionDef) and not any(

@@ -76,16 +76,20 @@ class PlacedRegion:
         return PlacedRegion(replace(self.site, state="refused", note=note))
 
 
-def place(definition: FunctionDef, wanted: Iterable[RegionRequest], bindings: Bindings) -> list[PlacedRegion]:
+def place(
+    definition: FunctionDef, wanted: Iterable[RegionRequest], bindings: Bindings, is_awaited: bool = False
+) -> list[PlacedRegion]:
     """Find the regions of one function; they may come from several tables.
 
     Args:
         definition: the function; its tree is not changed.
         wanted: the regions; variants of one event have different `requires`.
         bindings: the function's locals.
+        is_awaited: whether its `yield`s are awaits: `types.coroutine` made it a coroutine.
     """
     outline = FunctionOutline(definition)
-    return _without_overlaps(_without_rivals([_resolve(outline, one, bindings) for one in wanted]))
+    placed = [_resolve(outline, one, bindings, is_awaited) for one in wanted]
+    return _without_overlaps(_without_rivals(placed))
 
 
 def without_function(wanted: Iterable[RegionRequest], state: State, note: str) -> list[Site]:
@@ -116,7 +120,9 @@ def _resolve_expression(definition: FunctionDef, wanted: RegionRequest) -> Place
     return PlacedRegion(wanted.site("found", lines_of(expressions), note), expressions=expressions)
 
 
-def _resolve(outline: FunctionOutline, wanted: RegionRequest, bindings: Bindings) -> PlacedRegion:
+def _resolve(
+    outline: FunctionOutline, wanted: RegionRequest, bindings: Bindings, is_awaited: bool
+) -> PlacedRegion:
     if wanted.region.is_expression:
         return _resolve_expression(outline.definition, wanted)
     try:
@@ -125,19 +131,17 @@ def _resolve(outline: FunctionOutline, wanted: RegionRequest, bindings: Bindings
         return PlacedRegion(wanted.site("missing", note=str(reason)))
     except AnchorsAmbiguous as reason:
         return PlacedRegion(wanted.site("ambiguous", note=str(reason)))
-    objection = _objection(bindings, wanted.region, statements)
+    objection = _objection(bindings, wanted.region, statements, is_awaited)
     if objection:
         return PlacedRegion(wanted.site("refused", statements.lines, objection))
     note = "empty region: the probe is between two statements" if statements.start == statements.stop else ""
     return PlacedRegion(wanted.site("found", statements.lines, note), statements)
 
 
-def _objection(bindings: Bindings, region: Region, statements: Statements) -> str:
+def _objection(bindings: Bindings, region: Region, statements: Statements, is_awaited: bool) -> str:
     """Say why no probe can measure these statements; "" if one can."""
     kinds = {type(node) for one in statements.nodes for node in walk_own(one, opaque=SCOPES)}
-    if ast.YieldFrom in kinds and region.generator:
-        return "`yield from` hides the items of a generator region"
-    if kinds & {ast.Yield, ast.YieldFrom} and not region.generator:
+    if kinds & {ast.Yield, ast.YieldFrom} and not (region.generator or is_awaited):
         return "other code runs during a `yield` in the region; set generator = true to measure it"
     if (region.generator or region.capture or region.always) and bindings.are_read:
         return "the function reads its own locals(), so the rewriter may add none"

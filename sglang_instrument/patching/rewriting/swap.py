@@ -17,9 +17,11 @@ class SwappedCode:
     ours: CodeType
 
     @classmethod
-    def put(cls, function: FunctionType, ours: CodeType) -> "SwappedCode":
-        """Let `function` run `ours` from its next call on; calls in progress keep the code they have."""
-        original = function.__code__
+    def put(cls, function: FunctionType, ours: CodeType, original: CodeType) -> "SwappedCode":
+        """Let `function` run `ours` from its next call on; calls in progress keep the code they have.
+
+        `original` is what `ours` was made from.
+        """
         function.__code__ = ours
         return cls(function, original, ours)
 

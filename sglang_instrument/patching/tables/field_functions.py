@@ -9,12 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sglang_instrument.patching.pickling import Reduced, reduce_with_stand_in
+from sglang_instrument.recording.safety.traced_values import is_traced
 
 Measure = Callable[[Any], Any]
 
 _NUMBERS: Final = frozenset({int, float, bool})
 SIZED: Final = frozenset({str, list, dict, tuple})
 _ON_HOST: Final = _NUMBERS | SIZED | {type(None)}
+
+
+#: Attributes of tensors; reading them may be seen by code that traces a tensor's operations.
+OF_TENSORS: Final = frozenset({"shape", "dtype", "device", "ndim", "data", "grad", "requires_grad", "T"})
 
 
 class Unreadable(LookupError):  # noqa: N818 - the reader catches it and leaves the field out
@@ -52,6 +57,7 @@ def elements(value: Any) -> Any:
         return value
     if kind is dict or isinstance(value, Mapping):
         return value.values()
+    _refuse_traced(value)
     if not hasattr(type(value), "__len__"):
         raise Unreadable(f"{type(value).__name__} has no length")
     return value
@@ -68,8 +74,19 @@ def chosen(values: Any, flags: Any) -> Any:
     return [value for value, flag in pairs if flag is not None and truth(flag)]  # the first test saves calls
 
 
+def attribute(value: Any, name: str) -> Any:
+    """Return an attribute that a tensor may have.
+
+    Raises:
+        Unreadable: torch is tracing the value.
+    """
+    _refuse_traced(value)
+    return getattr(value, name)
+
+
 def key(value: Any, name: str | int) -> Any:
     """Return `value[name]`, but never make a `defaultdict` add the entry."""
+    _refuse_traced(value)
     if hasattr(type(value), "__missing__") and name not in value:
         raise Unreadable(f"no key {name!r}")
     return value[name]
@@ -79,6 +96,7 @@ def size(value: Any) -> int:
     """Return the last dimension of a tensor or array, the length of anything else."""
     if type(value) in SIZED:  # saves the lookup of an attribute that they lack
         return len(value)
+    _refuse_traced(value)
     shape = getattr(value, "shape", None)
     return int(shape[-1]) if shape is not None and len(shape) else len(value)
 
@@ -270,7 +288,13 @@ def _numbers(values: Any) -> list[Any]:
 def _on_host(value: Any) -> None:
     if type(value) in _ON_HOST:
         return
+    _refuse_traced(value)
     device = getattr(value, "device", None)
     # The device of a numpy 2 array is the string "cpu"; a torch device has a type.
     if device is not None and getattr(device, "type", device) != "cpu":
         raise Unreadable(f"{type(value).__name__} on {device}")
+
+
+def _refuse_traced(value: Any) -> None:
+    if is_traced(value):
+        raise Unreadable(f"torch is tracing a {type(value).__name__}")

@@ -54,6 +54,9 @@ OFF: Final = Off()
 
 running_tasks: Any = tasks.running  # asyncio's, once a buffer is in use; cached here to save a lookup
 at_entry: Callable[[Any], object] | None = None  # if set, is called with each entered span
+at_switch: Callable[[bool], object] | None = (
+    None  # if set, is called when recording begins or ends: is it on?
+)
 buffer: Buffer = OFF
 
 
@@ -289,10 +292,12 @@ def use_buffer(
 ) -> None:
     """Send finished spans to `taking`; call the hooks when the first watched span opens, the last ends."""
     global buffer
-    buffer = taking
+    was_on, buffer = buffer is not OFF, taking
     open_spans.watch(on_first_opened, on_all_closed)
     if _compiled is not None:
         _compiled.use_buffer(taking, on_first_opened, on_all_closed)
+    if at_switch is not None and was_on is not (taking is not OFF):
+        at_switch(not was_on)
 
 
 def know_tasks(task_seen: Callable[[Any, int], object]) -> None:

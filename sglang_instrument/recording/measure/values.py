@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from sglang_instrument import native
 from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
+from sglang_instrument.recording.safety.traced_values import is_traced, unseen
 
 #: Types whose values need no reducing; an integer over 64 bits is repaired when its record does not encode.
 SCALARS: Final = frozenset({float, bool, type(None), int})
@@ -53,7 +54,8 @@ def reduce_value(value: Any) -> Any:
     """Return `value` as a number, string, bool, None, or a short list or dict of these; never raise.
 
     numpy and CPU torch scalars become numbers, enums their value, a tensor on a device
-    `tensor(cuda:0, f32, [3, 4])` without being read, and anything else a repr of at most 256 characters.
+    `tensor(cuda:0, f32, [3, 4])` without being read, and anything else a repr of at most 256 characters. A
+    value that torch is tracing is described without an operation that the tracer sees.
     """
     kind = type(value)  # compared, not looked up in a dict: its metaclass may not be hashable
     if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
@@ -171,6 +173,8 @@ def _key(key: Any) -> str:
 
 def _reduce_array(value: Any, depth: int, room: int) -> Any:
     """Reduce a numpy or torch value: a scalar to a number, anything larger to a description."""
+    if is_traced(value):
+        return _describe_traced(value)
     shape = getattr(value, "shape", None)
     if shape is None:
         return _short_repr(value)  # a dtype, a device: always short
@@ -199,6 +203,14 @@ def _reduce_scalar(value: Any) -> Any:
 def _describe(value: Any) -> str:
     dtype = str(getattr(value, "dtype", "?")).removeprefix("torch.").replace("float", "f").replace("int", "i")
     return f"tensor({getattr(value, 'device', 'cpu')}, {dtype}, {list(value.shape)})"
+
+
+def _describe_traced(value: Any) -> str:
+    context = unseen(value)
+    if context is None:  # a proxy, or a symbol: reading it would add to the graph
+        return f"<{name_of_type(type(value))}>"
+    with context:
+        return _describe(value)
 
 
 def _short_repr(value: Any) -> str:

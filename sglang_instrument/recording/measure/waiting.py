@@ -11,7 +11,7 @@ time in a negative `suspended_at`, and the next resumption decides whether the t
 
 from collections.abc import Callable
 from itertools import chain
-from types import CodeType, CoroutineType
+from types import CoroutineType
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -25,8 +25,10 @@ from sglang_instrument.recording.safety.static_lookup import special_method as s
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_MARK: Final = "sglang_instrument counts the awaits of this code"
+#: The last constant of a coroutine that counts its own awaits: its callers then do not count.
+MARK: Final = "sglang_instrument counts the awaits of this code"
 _FIRST: Final = (True,)
+_constant: Final = tuple.__getitem__  # rewritten code has constants of a class of their own
 
 
 class Waits(map):  # type: ignore[type-arg]
@@ -90,14 +92,10 @@ class WaitingContext(Struct, eq=False):
         return waited(self.leave(*exception))
 
 
-def marked(code: CodeType) -> CodeType:
-    """Return a coroutine's code with a mark that it counts its own awaits: its callers then do not count."""
-    return code.replace(co_consts=(*code.co_consts, _MARK))
-
-
 def counts_awaits(function: Function) -> Function:
     """Mark a coroutine function, in place, as one that counts its own awaits; return it."""
-    function.__code__ = marked(function.__code__)
+    code = function.__code__
+    function.__code__ = code.replace(co_consts=(*code.co_consts, MARK))
     return function
 
 
@@ -107,7 +105,7 @@ def waited(awaitable: Any) -> Any:
     try:
         if kind is CoroutineType:
             constants = awaitable.cr_code.co_consts
-            if (constants and constants[-1] == _MARK) or awaitable.cr_await is not None:
+            if (constants and _constant(constants, -1) == MARK) or awaitable.cr_await is not None:
                 return awaitable
         task = tasks.counted()
         if task is None:

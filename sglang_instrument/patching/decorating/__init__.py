@@ -1,0 +1,1 @@
+"""The decorator `instrument`: decorated functions run rewritten code while something is recorded."""
