@@ -73,6 +73,10 @@ def __getattr__(name: str) -> object:
     import sys
     from importlib import import_module
 
+    if home.startswith(("recording.", "patching.", "startup.")):
+        # msgspec imports it from C, by a function that replaces any exception by an ImportError: an exception
+        # of the program that comes meanwhile would be lost.
+        import datetime  # noqa: F401
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
     python_startup = sys.modules.get(f"{__name__}.startup.python_startup")
     if python_startup is not None and home.startswith(("recording.", "patching.")):
