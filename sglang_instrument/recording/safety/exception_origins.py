@@ -21,7 +21,7 @@ import sys
 # The functions of `signal` convert a handler to an enum, and call repr() of a handler that is a function.
 from _signal import getsignal, valid_signals  # type: ignore[import-not-found]
 from _thread import get_ident
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Final
@@ -46,6 +46,7 @@ _CALLING_NOTHING: Final = frozenset(
     f"sglang_instrument.recording.measure.{name}"
     for name in ("binding", "context", "spans", "open_spans", "losses", "values", "error_names")
 )
+_GONE: Final = object()
 _VARARGS: Final = 0x04  # inspect.CO_VARARGS
 
 
@@ -62,13 +63,19 @@ def name_of_type(kind: type) -> str:
     return str.__str__(_NAME(kind))
 
 
+def is_usual(error: BaseException, trace: TracebackType | None) -> bool:
+    """Return whether C code raised a usual error in the frame that caught it: a field is missing.
+
+    `is_programs_own` and `may_be_lost` would take longer to say no.
+    """
+    return trace is not None and trace.tb_next is None and id(type(error)) in _USUAL and bool(error.args)
+
+
 def is_programs_own(error: BaseException, trace: TracebackType | None) -> bool:
     """Return whether an exception that is being handled did not come from code that we called."""
     kind = type(error)
     if kind is MemoryError or kind is RecursionError:
         return False
-    if id(kind) in _USUAL and trace is not None and trace.tb_next is None and _ARGUMENTS(error):
-        return False  # as below; a field that is missing raises it in most records
     if issubclass(kind, KeyboardInterrupt):
         return True
     ours, others = None, trace
@@ -130,6 +137,8 @@ def _is_of_c_code(error: BaseException, raised_in: FrameType | None) -> bool:
     if raised_in is not None and raised_in.f_code.co_filename.endswith((".pyx", ".pxi")):
         return True  # Python itself raises nothing in compiled code
     kind = type(error)
+    if id(kind) in _BUILT_IN and _ARGUMENTS(error):
+        return True
     name = type.__dict__["__module__"].__get__(kind)
     root = _root(name)
     if id(kind) in _BUILT_IN or root in sys.stdlib_module_names:
@@ -148,49 +157,54 @@ def _file_of(module: Any) -> str:
 
 def _is_interrupted(trace: TracebackType) -> bool:
     """Return whether Python itself called one of the functions: a signal handler, or a trace function."""
-    frames: list[FrameType] = []
-    rest: TracebackType | None = trace
-    while rest is not None:
-        frames.append(rest.tb_frame)
-        rest = rest.tb_next
-    if any(map(_is_given_what_it_interrupts, frames)):
-        return True
-    handlers = _handlers()
-    return any(frame.f_code is handler for frame in frames for handler in handlers)
+    entry: TracebackType | None = trace
+    while entry is not None:
+        if _interrupts(entry.tb_frame):
+            return True
+        entry = entry.tb_next
+    return False
 
 
-def _is_given_what_it_interrupts(frame: FrameType) -> bool:
+def _interrupts(frame: FrameType) -> bool:
     """Return whether a function's arguments are its caller's frame and a number, or the name of an event.
 
-    A handler may have replaced itself by now: `getsignal` does not tell.
+    `getsignal` names the handlers, but one of them may have replaced itself by now. So it only helps where a
+    function has put other values into its arguments.
     """
     code = frame.f_code
     if code.co_argcount < 2 and not code.co_flags & _VARARGS:
         return False
-    arguments = [*_arguments(frame)]
-    kinds = [type(argument) for argument in arguments]
-    return any(argument is frame.f_back for argument in arguments) and (int in kinds or str in kinds)
+    caller, is_given, is_named, is_changed = frame.f_back, False, False, False
+    for argument in _arguments(frame):
+        kind = type(argument)
+        is_given = is_given or argument is caller
+        is_named = is_named or kind is int or kind is str
+        is_changed = is_changed or argument is _GONE or issubclass(kind, int)
+    return is_named if is_given else is_changed and _is_handler(frame)
 
 
-def _arguments(frame: FrameType) -> Iterator[Any]:
-    """Yield the arguments of a call that has ended."""
+def _arguments(frame: FrameType) -> list[Any]:
+    """Return the arguments of a call that has ended; `_GONE` for one that was deleted."""
     code, values = frame.f_code, frame.f_locals
-    for name in code.co_varnames[: code.co_argcount]:
-        yield values.get(name)
+    arguments = [values.get(name, _GONE) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & _VARARGS:
-        yield from values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+        rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        arguments += rest if type(rest) is tuple else (_GONE,)
+    return arguments
 
 
-def _handlers() -> list[Any]:
-    """Return the code of the signal handlers; they run on the main thread alone."""
+def _is_handler(frame: FrameType) -> bool:
+    """Return whether this is a signal handler; they run on the main thread alone."""
     threading = sys.modules.get("threading")
     if threading is not None and get_ident() != threading.main_thread().ident:
-        return []
-    return [_code_of(getsignal(number)) for number in valid_signals()]
+        return False
+    return any(_code_of(getsignal(number)) is frame.f_code for number in valid_signals())
 
 
 def _code_of(handler: Any) -> Any:
     """Return the code of a signal handler; None if the handler is not a Python function."""
+    if handler is None or type(handler) is int:
+        return None  # ignored, the system's own, or not set by Python
     while type(handler) is partial:
         handler = handler.func
     try:

@@ -13,7 +13,12 @@ catches so:
 
 import sys
 
-from sglang_instrument.recording.safety.exception_origins import is_programs_own, may_be_lost, name_of_type
+from sglang_instrument.recording.safety.exception_origins import (
+    is_programs_own,
+    is_usual,
+    may_be_lost,
+    name_of_type,
+)
 from sglang_instrument.recording.safety.notices import notice
 
 
@@ -21,7 +26,7 @@ def reraise_if_programs_own() -> None:
     """Re-raise the exception being handled if the code that we called did not raise it."""
     _, error, trace = sys.exc_info()
     try:
-        if error is None:
+        if error is None or is_usual(error, trace):
             return
         if is_programs_own(error, trace):
             raise error
