@@ -65,6 +65,10 @@ class Context(Struct, gc=False, eq=False):
     opened: bool = False
     block: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        known = (self.worker, self.step, self.validate, self.request_id, self.turn, self.role)
+        return Context, (*known, None, self.extra)  # a scope and a block belong to this process
+
 
 UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)

@@ -44,7 +44,7 @@ _GENERATED: Final = "<sglang_instrument "
 # These modules call no code of the program, except through `call`.
 _CALLING_NOTHING: Final = frozenset(
     f"sglang_instrument.recording.measure.{name}"
-    for name in ("binding", "context", "spans", "open_spans", "losses", "values", "error_names")
+    for name in ("binding", "context", "open_spans", "losses", "values", "error_names")
 )
 _GONE: Final = object()
 _VARARGS: Final = 0x04  # inspect.CO_VARARGS
