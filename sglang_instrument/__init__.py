@@ -64,6 +64,10 @@ _HOMES = {
     "uninstall": "startup.install",
 }
 
+# msgspec imports these from C. An exception of the program that comes meanwhile would be replaced by an
+# ImportError, and the next import of msgspec may crash the process: so they are imported before it.
+_NEEDED_BY_MSGSPEC = ("datetime", "decimal", "enum", "re", "typing", "uuid")
+
 
 def __getattr__(name: str) -> object:
     """Import a public name at its first use: the start-up hook imports this module in every process."""
@@ -73,6 +77,9 @@ def __getattr__(name: str) -> object:
     import sys
     from importlib import import_module
 
+    if home.startswith(("recording.", "patching.", "startup.")):
+        for needed in _NEEDED_BY_MSGSPEC:
+            import_module(needed)
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
     python_startup = sys.modules.get(f"{__name__}.startup.python_startup")
     if python_startup is not None and home.startswith(("recording.", "patching.")):

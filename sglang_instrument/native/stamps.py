@@ -12,6 +12,7 @@ PARTS: Final = {
     "waiting": "sglang_instrument.recording.measure._waiting",
     "spans": "sglang_instrument.recording.measure._spans",
     "context": "sglang_instrument.recording.measure._context",
+    "binding": "sglang_instrument.recording.measure._binding",
     "encoder": "sglang_instrument.recording.keep._encoder",
     "region_spans": "sglang_instrument.patching.probes._region_spans",
 }
@@ -21,6 +22,7 @@ NEEDS: Final = {
     "waiting": ["tasks"],
     "spans": ["tasks"],
     "context": ["tasks"],
+    "binding": ["context"],
     "encoder": ["spans", "context"],
     "region_spans": ["spans"],
 }

@@ -148,8 +148,10 @@ def _encode(record: dict[str, Any]) -> bytes:
         line = orjson.dumps(record, default=reduce_value, option=_OPTIONS)
         if len(line) <= LONGEST_LINE:
             return line
-    except BaseException:  # a cycle, a lone surrogate, a huge integer
+    except BaseException as error:  # a cycle, a lone surrogate, a huge integer
         reraise_if_programs_own()
+        if error.__cause__ is not None:  # an exception of the program in `default`, which orjson replaces
+            raise error.__cause__ from None
     reduced = {
         key: reduce(value) if key == "extra" and type(value) is dict else reduce_value(value)
         for key, value in record.items()

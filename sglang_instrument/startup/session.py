@@ -24,7 +24,7 @@ from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import Table
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.keep.presence import Presence
-from sglang_instrument.recording.measure import identity, ray_actor, spans
+from sglang_instrument.recording.measure import identity, open_spans, ray_actor, spans
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
@@ -165,6 +165,7 @@ class Session:
     def status(self) -> dict[str, Any]:
         """Return what `sglang_instrument.status()` returns while installed."""
         folder = str(self.config.folder)
+        open_spans.drop_interrupted()
         facts = {"installed": True, "folder": folder, "open_spans": len(spans.OPEN), **self.describe()}
         return {**facts, "patches": [_described(table, site) for table, site in self._all_sites()]}
 

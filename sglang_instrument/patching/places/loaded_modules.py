@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 from typing import Any, Literal
 
-from sglang_instrument.recording.safety.guard import name_of_type
+from sglang_instrument.recording.safety.exception_origins import name_of_type
 from sglang_instrument.recording.safety.static_lookup import entries
 
 

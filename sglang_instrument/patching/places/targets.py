@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
-from sglang_instrument.recording.safety.guard import name_of_type
+from sglang_instrument.recording.safety.exception_origins import name_of_type
 from sglang_instrument.recording.safety.static_lookup import (
     answers_itself,
     class_entry,

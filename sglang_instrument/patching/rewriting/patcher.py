@@ -20,7 +20,8 @@ from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.sites import RegionRequest, Site, best_sites, without_function
 from sglang_instrument.patching.rewriting.swap import SwappedCode, SwappedEntry
 from sglang_instrument.patching.tables.regions import Origin, Patch, Table, Target
-from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
+from sglang_instrument.recording.safety.exception_origins import name_of_type
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.unpatched import RLock
 
 Wrap = Callable[[Callable[..., Any], Probe], Callable[..., Any]]

@@ -25,6 +25,7 @@ from sglang_instrument.recording.measure.context import Context, Scope, scope_fo
 from sglang_instrument.recording.measure.identity import process_worker
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.measure.tasks import Task, thread_task
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.unpatched import sleep
 
@@ -90,6 +91,7 @@ class LineEncoder:
         try:
             return [(scope, *self.encode(made), len(made)) for scope, made in self.lines(spans).items()]
         except Exception as error:
+            reraise_if_programs_own()  # `durability="line"` encodes on the program's own threads
             if len(spans) > 1:
                 return [piece for span in spans for piece in self._encode_spans([span])]
             log_swallowed("encoding a record", error)
@@ -213,6 +215,7 @@ class LineEncoder:
         try:
             ids = self._encoder.encode(context.extra)
         except Exception:  # JSON cannot encode the request id: the slow path repairs it
+            reraise_if_programs_own()
             return None
         part = Raw(ids + b',"workid":%d,"step":%d' % (scope.worker, scope.step))
         if context.scope is not None:  # else the scope changes if the process learns its number later
@@ -231,6 +234,7 @@ class LineEncoder:
         try:
             encoded = self._encoder.encode_lines(lines)
         except Exception:  # JSON cannot encode a value of one line: find that line, keep the others
+            reraise_if_programs_own()
             return self._encode_singly(lines)
         if len(encoded) > LONGEST_LINE:  # else no single line is too long
             self._slice = 1
@@ -254,6 +258,7 @@ class LineEncoder:
         try:
             encoded = self._encoder.encode_lines([line])
         except Exception:
+            reraise_if_programs_own()
             make_line_encodable(line)
             encoded, changed = self._encoder.encode_lines([line]), True
         if len(encoded) > LONGEST_LINE:

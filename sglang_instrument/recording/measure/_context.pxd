@@ -15,9 +15,12 @@ cdef class Context:
     cdef public Task bound_by_task
     cdef public object shared_json
     cdef public Context outer  # the context that was bound before
-    cdef bint ended  # whether its block has ended
+    cdef public bint ended  # whether its block has ended
+    cdef public bint opened  # whether its block is one of the scope's open blocks
 
 cdef class Bound:
     cdef readonly Context context
-    cdef object opened
     cdef int undo(self) except -1
+
+cdef Context current_context()
+cdef Bound bind_on(dict changes, bint root)  # binds all, or raises and binds nothing

@@ -27,8 +27,8 @@ cdef extern from *:
 cdef object to_identifier = None
 cdef object to_integer = None
 cdef object new_place = None
-cdef object open_scope = None
-cdef object close_scope = None
+cdef object tell_began = None
+cdef object tell_ended = None
 cdef Py_ssize_t LONGEST_ID = 0
 
 
@@ -81,19 +81,17 @@ cdef class Bound:
 
     cdef int undo(self) except -1:
         cdef Context context = self.context
-        cdef bint is_first = not context.ended
-        opened, self.opened = self.opened, None
-        context.ended = True
+        cdef Context current = current_context()
         try:
-            if is_first and context.outer is not None and encloses(context, current_context()):
+            if not context.ended and context.outer is not None and encloses(context, current):
                 put(context.outer)
+                end_blocks_within(context, current)
         finally:
-            if opened is not None:
-                close_scope(opened)
+            end_block(context)
         return 0
 
     def pop(self):
-        """Unset the context; if the block bound a step, count the block as ended."""
+        """Unset the context, and count its block as ended; see recording/measure/context.py."""
         self.undo()
 
 
@@ -102,6 +100,15 @@ cdef bint encloses(Context context, Context current) noexcept:
     while current is not None and current is not context:
         current = current.outer
     return current is not None
+
+
+cdef int end_blocks_within(Context context, Context current) except -1:
+    """End the blocks inside a context that did not end; `current` is the innermost one."""
+    while current is not context:
+        if not current.ended:
+            end_block(current)
+        current = current.outer
+    return 0
 
 
 cdef int skip_ended(Context context) except -1:
@@ -175,8 +182,11 @@ cdef Bound bind_on(dict changes, bint root):
     bound.context, context.outer = context, outer
     put(context)
     if changes.get("step") is not None and context.scope is not None:
-        open_scope(context.scope)
-        bound.opened = context.scope
+        try:
+            open_block(context)
+        except BaseException:
+            bound.undo()
+            raise
     return bound
 
 
@@ -190,8 +200,45 @@ def derive(Context before not None, changes):
     return derived(before, changes if type(changes) is dict else dict(changes))
 
 
+# No other thread, and no exception from outside, comes between the lines that count: C code holds the GIL, and an
+# attribute of a Scope is read and set in C.
+
+
+cdef int open_block(Context context) except -1:
+    """Count one more block of the step as open."""
+    scope = context.scope
+    scope.open += 1
+    context.opened = True
+    scope.ended = False
+    if scope.open == 1:
+        tell_began(scope)
+    return 0
+
+
+cdef int end_block(Context context) except -1:
+    """Note that a block has ended; the last open block of a step ends the step."""
+    context.ended = True
+    if not context.opened:
+        return 0
+    context.opened = False
+    scope = context.scope
+    scope.open -= 1
+    if scope.open <= 0:
+        scope.ended = True
+        tell_ended(scope)
+    return 0
+
+
+def take_ended(scope):
+    """Return whether the step has ended since the last call, and is not open again."""
+    if not scope.ended or scope.open > 0:
+        return False
+    scope.ended = False
+    return True
+
+
 def connect(dict pure):
     """Take what this module uses of recording/measure/context.py."""
-    global to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
-    to_identifier, to_integer, new_place = pure["_identifier"], pure["integer"], pure["_new_place"]
-    open_scope, close_scope, LONGEST_ID = pure["open_scope"], pure["close_scope"], pure["_LONGEST_ID"]
+    global to_identifier, to_integer, new_place, tell_began, tell_ended, LONGEST_ID
+    to_identifier, to_integer, new_place = pure["identifier"], pure["integer"], pure["_new_place"]
+    tell_began, tell_ended, LONGEST_ID = pure["_tell_began"], pure["_tell_ended"], pure["LONGEST_ID"]

@@ -1,11 +1,20 @@
-"""Bind step, worker, request and turn for a block, as users write it: `with bind(step=3): ...`."""
+"""Bind step, worker, request and turn for a block, as users write it: `with bind(step=3): ...`.
 
+An exception of the program, such as Ctrl-C, may interrupt entering or leaving a block. If it interrupts the
+entering, nothing stays bound. If it interrupts the leaving, the ids may stay bound: the next block that ends
+around it, or begins after it, drops them. In `_binding.pyx` neither can be interrupted.
+"""
+
+import sys
+from types import TracebackType
 from typing import Any, Final
 
 from msgspec import Struct, field
 
-from sglang_instrument.recording.measure.context import CURRENT, Bound, Identifier, push
-from sglang_instrument.recording.safety.notices import log_swallowed
+from sglang_instrument import native
+from sglang_instrument.recording.measure.context import CURRENT, Bound, push
+from sglang_instrument.recording.measure.losses import log_swallowed_now
+from sglang_instrument.recording.measure.values import Identifier
 
 
 class Binding(Struct, eq=False):
@@ -18,23 +27,43 @@ class Binding(Struct, eq=False):
     def __enter__(self) -> "Binding":
         bound = None
         try:
+            _end_interrupted(sys.exc_info()[2])
             bound = push(self.changes)
             self.bounds[id(bound.context)] = bound
-        except BaseException as error:
-            if bound is not None:
-                bound.pop()
-            log_swallowed("binding ids", error)
+        except BaseException:
+            _undo(bound)
+            log_swallowed_now("binding ids")
         return self
 
     def __exit__(self, *exception: object) -> None:
+        bound = None
         try:
             bound = self.bounds.pop(id(CURRENT.get()), None)
             if bound is None and self.bounds:  # another task than the one that entered the block leaves it
                 _, bound = self.bounds.popitem()
             if bound is not None:
                 bound.pop()
-        except BaseException as error:
-            log_swallowed("unbinding ids", error)
+        except BaseException:
+            _undo(bound)
+            log_swallowed_now("unbinding ids")
+
+
+def _undo(bound: Bound | None) -> None:
+    """Unbind what an exception has interrupted; call it while the exception is handled."""
+    try:
+        if bound is not None:
+            bound.pop()
+    except MemoryError:
+        pass
+
+
+def _end_interrupted(trace: TracebackType | None) -> None:
+    """End the blocks whose `__exit__` the exception being handled interrupted before its first line."""
+    while trace is not None:
+        frame, trace = trace.tb_frame, trace.tb_next
+        if frame.f_code is Binding.__exit__.__code__:
+            for bound in frame.f_locals["self"].bounds.values():
+                bound.pop()
 
 
 _NOTHING: Final = Binding({})
@@ -70,11 +99,14 @@ def bind(
         places = (("step", step), ("worker", worker), ("validate", validate), ("role", role))
         changes.update({name: value for name, value in places if value is not None})
         return Binding(changes)
-    except BaseException as error:
-        log_swallowed("binding ids", error)
+    except BaseException:
+        log_swallowed_now("binding ids")
         return _NOTHING
 
 
 def step(number: int) -> Binding:
     """Bind a training step for a block, as in `with step(12): ...`."""
     return bind(step=number)
+
+
+native.use_compiled(globals(), "Binding", "bind")

@@ -5,6 +5,7 @@ from _thread import RLock, get_ident
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Final
+from weakref import ref
 
 from msgspec import Struct
 
@@ -12,10 +13,9 @@ from sglang_instrument import native
 from sglang_instrument.recording.measure import tasks
 from sglang_instrument.recording.measure.identity import ENGINE_ROLES, process_role, process_worker, word
 from sglang_instrument.recording.measure.tasks import Task
-from sglang_instrument.recording.measure.values import integer, reduce_value
+from sglang_instrument.recording.measure.values import LONGEST_ID as LONGEST_ID
+from sglang_instrument.recording.measure.values import Identifier, flag, identifier, integer
 from sglang_instrument.recording.safety.notices import log_swallowed
-
-Identifier = str | int
 
 
 class Scope(Struct, eq=False):
@@ -46,7 +46,8 @@ class Context(Struct, gc=False, eq=False):
     `extra` is {"request_id": ..., "turn": ...}; `shared_json` is the encoder's cache (see `LineEncoder`).
     `bound_by_task` is the task that bound it: it has spawned the other tasks with this context. `outer` is
     the context that was bound before; `ended` says that the block has ended, though spawned tasks may keep
-    the context.
+    the context; `opened` that the block is one of the scope's open blocks. `block` is a weak reference to the
+    block's `Bound`.
     """
 
     worker: int | None = None
@@ -61,6 +62,12 @@ class Context(Struct, gc=False, eq=False):
     shared_json: Any = None
     outer: "Context | None" = None
     ended: bool = False
+    opened: bool = False
+    block: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        known = (self.worker, self.step, self.validate, self.request_id, self.turn, self.role)
+        return Context, (*known, None, self.extra)  # a scope and a block belong to this process
 
 
 UNBOUND: Final = Context()
@@ -120,7 +127,7 @@ def put(variable: ContextVar[Any], value: Any) -> None:
     variable.set(value)
 
 
-class Bound(Struct, gc=False, eq=False):
+class Bound(Struct, eq=False, weakref=True):
     """A context that was set.
 
     The context itself refers to the previous one, and no `ContextVar` token is kept: a token refers to all
@@ -128,19 +135,21 @@ class Bound(Struct, gc=False, eq=False):
     """
 
     context: Context
-    opened: Scope | None
 
     def pop(self) -> None:
-        """Unset the context; if the block bound a step, count the block as ended."""
-        opened, self.opened = self.opened, None
-        context = self.context
-        is_first, context.ended = not context.ended, True
+        """Unset the context, and count its block as ended, with the blocks inside that stayed bound.
+
+        It may be called again: an exception of the program may interrupt it anywhere.
+        """
+        context, current = self.context, CURRENT.get()
         try:
-            if is_first and context.outer is not None and encloses(context, CURRENT.get()):
+            if not context.ended and context.outer is not None and encloses(context, current):
+                end_blocks_within(context, current)
                 put(CURRENT, context.outer)
-        finally:
-            if opened is not None:
-                close_scope(opened)
+        except MemoryError:
+            end_block(context)
+            raise
+        end_block(context)
 
 
 def encloses(context: Context, current: Context | None) -> bool:
@@ -151,6 +160,14 @@ def encloses(context: Context, current: Context | None) -> bool:
     while current is not None and current is not context:
         current = current.outer
     return current is not None
+
+
+def end_blocks_within(context: Context, current: Context) -> None:
+    """End the blocks inside a context that did not end; `current` is the innermost one."""
+    while current is not context and current.outer is not None:
+        if not current.ended:
+            end_block(current)
+        current = current.outer
 
 
 def skip_ended(context: Context) -> None:
@@ -167,24 +184,40 @@ def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
         changes: Values by name.
         root: Whether to ignore the current context, and start from an empty one.
     """
-    outer = CURRENT.get()
+    outer = _drop_interrupted(CURRENT.get())
     before = UNBOUND if root else outer
     context = derive(before, changes)
     skip_ended(outer)
     context.outer = outer
     context.bound_by_task = tasks.current(before.bound_by_task) or tasks.thread_task(get_ident())
-    bound = Bound(context, None)
-    put(CURRENT, context)
-    if changes.get("step") is not None and context.scope is not None:
-        open_scope(context.scope)
-        bound.opened = context.scope
-    return bound
+    bound = Bound(context)
+    context.block = ref(bound)
+    try:
+        put(CURRENT, context)
+        if changes.get("step") is not None and context.scope is not None:
+            open_block(context, context.scope)
+        return bound
+    except BaseException:
+        bound.pop()
+        raise
+
+
+def _drop_interrupted(context: Context) -> Context:
+    """Return the innermost context whose block is open; end blocks whose end an exception has interrupted.
+
+    Such a block has not ended, but its `Bound` is gone. The exception came before the first line of the
+    function that would have ended the block. A finalizer is no way out: Python discards exceptions in one.
+    """
+    while context.block is not None and not context.ended and context.block() is None:
+        end_block(context)
+        context = context.outer or UNBOUND
+    return context
 
 
 def derive(before: Context, changes: Mapping[str, Any]) -> Context:
     """Return `before` with `changes`; a change to None keeps the bound value."""
     request_id, turn = changes.get("request_id"), changes.get("turn")
-    request_id = before.request_id if request_id is None else _identifier(request_id)
+    request_id = before.request_id if request_id is None else identifier(request_id)
     turn = before.turn if turn is None else integer(turn)
     extra: dict[str, Any] | None = None if request_id is None else {"request_id": request_id}
     if turn is not None:
@@ -194,7 +227,6 @@ def derive(before: Context, changes: Mapping[str, Any]) -> Context:
     return Context(worker, step, validate, request_id, turn, role, scope, extra)
 
 
-_LONGEST_ID: Final = 256  # characters
 _IDS: Final = frozenset({"request_id", "turn"})
 _Place = tuple[int | None, int | None, str | None, bool, Scope | None]
 
@@ -212,7 +244,7 @@ def _new_place(before: Context, changes: Mapping[str, Any]) -> _Place:
     if changes.get("role") is not None:
         role = word(changes["role"])
     if changes.get("validate") is not None:
-        validate = _flag(changes["validate"], validate)
+        validate = flag(changes["validate"], validate)
     if (step, worker, role, validate) != _place(before, changes)[:4]:
         scope = scope_for(role, worker, step, validate)
     return step, worker, role, validate, scope
@@ -237,40 +269,49 @@ def on_steps(began: Callable[[Scope], object] | None, left: Callable[[Scope], ob
     _step_began, _step_left = began, left
 
 
-def open_scope(scope: Scope) -> None:
+def open_block(context: Context, scope: Scope) -> None:
     """Count one more block of the step as open."""
     with _counting:
-        scope.open += 1
-        scope.ended = False
+        # In one statement: Python handles signals between statements.
+        scope.open, context.opened, scope.ended = scope.open + 1, True, False
         is_first = scope.open == 1
+    if is_first:
+        _tell_began(scope)
+
+
+def end_block(context: Context) -> None:
+    """Note that a block has ended; the last open block of a step ends the step."""
+    scope, is_last = context.scope, False
+    if scope is not None and context.opened:
+        with _counting:
+            if context.opened:
+                scope.open, context.opened, scope.ended = scope.open - 1, False, scope.open <= 1
+            is_last = scope.ended
+    context.ended = True
+    if is_last and scope is not None:
+        _tell_ended(scope)
+
+
+def _tell_began(scope: Scope) -> None:
     began = _step_began  # read once: another thread may uninstall meanwhile
     try:
-        if is_first and began is not None:
+        if began is not None:
             began(scope)
     except BaseException as error:
         log_swallowed("the beginning of a step", error)
 
 
-def close_scope(scope: Scope) -> None:
-    """Count one block of the step as ended; after the last one the step is complete."""
-    with _counting:
-        scope.open -= 1
-        scope.ended = scope.open <= 0
-    try:
-        if scope.ended:
-            _tell_ended(scope)
-    except BaseException as error:
-        log_swallowed("the end of a step", error)
-
-
 def _tell_ended(scope: Scope) -> None:
     left, ended = _step_left, _ended
-    if left is not None:
-        left(scope)
-    if ended is None:
-        forget_scope(scope)  # nothing is installed, so no writer will use it
-    else:
-        ended()
+    try:
+        if left is not None:
+            left(scope)
+        if ended is None:
+            forget_scope(scope)  # nothing is installed, so no writer will use it
+        else:
+            ended()
+    except BaseException as error:
+        log_swallowed("the end of a step", error)
 
 
 def count_dropped(scope: Scope, records: int) -> None:
@@ -287,21 +328,6 @@ def take_ended(scope: Scope) -> bool:
     return ended
 
 
-def _identifier(value: Any) -> Identifier:
-    """Return a request id as a short string or a number: every line of the request repeats it."""
-    if type(value) is str and len(value) <= _LONGEST_ID:
-        return value
-    identifier = reduce_value(value)
-    return identifier if type(identifier) is int else str(identifier)[:_LONGEST_ID]
-
-
-def _flag(value: Any, otherwise: bool) -> bool:
-    """Return the truth value of a number or string; `otherwise` for any other value."""
-    reduced = reduce_value(value)
-    known = type(reduced) in (bool, int, float) or issubclass(type(value), str)
-    return bool(reduced) if known else otherwise
-
-
 def forget_all() -> None:
     """Start anew, as after a fork: no scope, no block, tasks numbered from zero."""
     global _counting
@@ -310,4 +336,4 @@ def forget_all() -> None:
     tasks.forget_tasks()
 
 
-native.use_compiled(globals(), "Context", "UNBOUND", "CURRENT", "Bound", "push", "derive")
+native.use_compiled(globals(), "Context", "UNBOUND", "CURRENT", "Bound", "push", "derive", "take_ended")

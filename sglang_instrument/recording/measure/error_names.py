@@ -1,7 +1,8 @@
 """Name an exception in a record, whatever its class and its `__str__` do."""
 
 from sglang_instrument.recording.measure.values import reduce_value
-from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
+from sglang_instrument.recording.safety.exception_origins import call, name_of_type
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 _with_messages = False
 
@@ -17,7 +18,11 @@ def name_error(error: type[BaseException], value: BaseException | None) -> str:
     name = "?"
     try:
         name = name_of_type(error)
-        return f"{name}: {reduce_value(str(value)) if value is not None else ''}" if _with_messages else name
+        return (
+            f"{name}: {reduce_value(call(str, value)) if value is not None else ''}"
+            if _with_messages
+            else name
+        )
     except BaseException:  # the exception's own code failed, or memory has run out
         reraise_if_programs_own()
         return name

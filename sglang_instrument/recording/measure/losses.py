@@ -36,8 +36,11 @@ def log_dropped_record(where: str, event: str = "") -> None:
 def log_swallowed_now(where: str) -> None:
     """Log the error that is being handled, as `log_swallowed` does."""
     error = sys.exc_info()[1]
-    if error is not None:
-        log_swallowed(where, error)
+    try:
+        if error is not None:
+            log_swallowed(where, error)
+    finally:
+        del error  # this frame may be in its traceback: a cycle would keep the program's objects alive
 
 
 def dropped_records() -> int:

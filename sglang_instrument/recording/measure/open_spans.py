@@ -1,5 +1,6 @@
 """Track the open watched spans, so that the watchdog can report one that never ends."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -7,6 +8,8 @@ from sglang_instrument.recording.safety.notices import log_swallowed
 
 #: The open watched spans, each by its id().
 OPEN: Final[dict[int, Any]] = {}
+# References to a span that only OPEN holds, in `drop_interrupted`: of OPEN, the list, the variable, the call.
+_UNHELD: Final = 4
 _first_opened: Callable[[], object] | None = None  # the writer sets both
 _all_closed: Callable[[], object] | None = None
 
@@ -36,3 +39,10 @@ def note_closed(left: Any) -> None:
             _all_closed()
     except BaseException as error:
         log_swallowed("watching a span", error)
+
+
+def drop_interrupted() -> None:
+    """Remove spans that no block holds: an exception interrupted the end of their block."""
+    for entered in list(OPEN.values()):
+        if sys.getrefcount(entered) <= _UNHELD:
+            note_closed(entered)

@@ -224,10 +224,10 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
         The span: `.add(**extra)` adds fields, `.duration_sec` is the wall time in seconds.
     """
     try:
-        try:
-            kind = _kinds[event] if type(event) is str else _learn(event := reduce_value(event))
-        except KeyError:
-            kind = _learn(event)
+        if type(event) is not str:
+            event = reduce_value(event)
+        known = _kinds.get(event) if type(event) is str else None  # a list, for example, cannot be a name
+        kind = _learn(event) if known is None else known
         if phase is not None:
             phase = text(phase)
             return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)

@@ -4,13 +4,17 @@ import enum
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
+from operator import attrgetter, methodcaller
 from types import SimpleNamespace
 from typing import Any, Final
 
 from sglang_instrument import native
-from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
+from sglang_instrument.recording.safety.exception_origins import call, name_of_type
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.traced_values import is_traced, unseen
+
+Identifier = str | int
 
 #: Types whose values need no reducing; an integer over 64 bits is repaired when its record does not encode.
 SCALARS: Final = frozenset({float, bool, type(None), int})
@@ -22,6 +26,8 @@ _LONGEST_ARRAY: Final = 64  # numbers of a numpy array; longer ones are describe
 _LONGEST_LIST: Final = 4096  # entries, nested ones included; a step records the list of its response lengths
 _DEEPEST: Final = 3  # levels of nested collections that are copied: more than any field of the vocabulary has
 _COLLECTIONS: Final[tuple[Any, ...]] = (dict, list, tuple, set, frozenset)
+_BYTES: Final[tuple[Any, ...]] = (bytes, bytearray, memoryview)
+_HOLDERS: Final = (BaseException, partial, SimpleNamespace)
 _SIGNS_OF_A_HOLDER: Final = (
     "__len__",
     "__dataclass_fields__",
@@ -31,6 +37,7 @@ _SIGNS_OF_A_HOLDER: Final = (
     "named_parameters",
     "add_done_callback",
 )
+LONGEST_ID: Final = 256  # characters
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -73,11 +80,31 @@ def text(value: Any) -> str:
 
 def integer(value: Any) -> int | None:
     """Return a step, worker or turn of any numeric type as an int; None if that is impossible."""
+    number = value if type(value) is int else _to_int(reduce_value(value))
+    return number if number is not None and -(2**63) <= number < 2**63 else None
+
+
+def _to_int(reduced: Any) -> int | None:
     try:
-        number = value if type(value) is int else int(reduce_value(value))
+        return int(reduced)
     except (TypeError, ValueError, OverflowError):
+        reraise_if_programs_own()
         return None
-    return number if -(2**63) <= number < 2**63 else None
+
+
+def identifier(value: Any) -> Identifier:
+    """Return a request id as a short string or a number: every line of the request repeats it."""
+    if type(value) is str and len(value) <= LONGEST_ID:
+        return value
+    reduced = reduce_value(value)
+    return reduced if type(reduced) is int else str(reduced)[:LONGEST_ID]
+
+
+def flag(value: Any, otherwise: bool) -> bool:
+    """Return the truth value of a number or string; `otherwise` for any other value."""
+    reduced = reduce_value(value)
+    known = type(reduced) in (bool, int, float) or issubclass(type(value), str)
+    return bool(reduced) if known else otherwise
 
 
 def make_encodable(value: Any) -> Any:
@@ -110,32 +137,42 @@ def _reduce_guarded(value: Any, depth: int, room: int) -> Any:
 
 
 def _reduce_other(value: Any, depth: int, room: int) -> Any:
+    """Reduce a value by its type: what calls the value's own code goes through `call`.
+
+    Not by isinstance(), which reads the value's `__class__`.
+    """
     kind = type(value)
-    if issubclass(kind, enum.Enum):
-        return _entry(value._value_, depth, room)  # the same as .value, without calling its descriptor
-    if isinstance(value, dict | list | tuple | set | frozenset):
+    if issubclass(kind, enum.Enum):  # `_value_` is the same as .value, without calling its descriptor
+        return _entry(call(getattr, value, "_value_"), depth, room)
+    if issubclass(kind, _COLLECTIONS):
         return _reduce_collection(value, depth, room)
-    if isinstance(value, str):  # a subclass, numpy.str_ among them
+    if issubclass(kind, str):  # a subclass, numpy.str_ among them
         return reduce_value(str.__str__(value))
-    if isinstance(value, int):
+    if issubclass(kind, int):
         number = int.__int__(value)
         return number if _INT_MIN <= number <= _INT_MAX else _digits(number)
-    if isinstance(value, float):
+    if issubclass(kind, float):
         return float.__float__(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return f"<{len(value)} bytes>"
-    if kind.__module__.partition(".")[0] in ("numpy", "torch"):
-        return _reduce_array(value, depth, room)
+    if issubclass(kind, _BYTES):
+        return f"<{_built_in(kind, _BYTES).__len__(value)} bytes>"
+    module = call(getattr, kind, "__module__")
+    package = module.partition(".")[0] if type(module) is str else ""
+    if package in ("numpy", "torch"):
+        return _reduce_array(value, package == "torch", depth, room)
     return _short_repr(value)
+
+
+def _built_in(kind: type, classes: tuple[Any, ...]) -> Any:
+    """Return the built-in class of a value's type: a subclass's methods are the program's code."""
+    return next(built_in for built_in in classes if issubclass(kind, built_in))
 
 
 def _reduce_collection(value: Any, depth: int, room: int) -> Any:
     """Copy a collection, at most `room` entries in all; nested entries share it equally."""
-    # Call the methods of the built-in class: a subclass's methods are the program's code.
-    kind = next(kind for kind in _COLLECTIONS if isinstance(value, kind))
+    kind = _built_in(type(value), _COLLECTIONS)
     size = kind.__len__(value)
     if depth >= _DEEPEST or room < 1:  # a cycle ends here, too
-        return f"<{type(value).__name__} of {size}>"
+        return f"<{name_of_type(type(value))} of {size}>"
     share = (room - 1) // max(size, 1)
     if kind is dict:
         items = first_entries(room, lambda: iter(dict.items(value)))
@@ -149,9 +186,9 @@ def first_entries(room: int, begin: Callable[[], Iterator[Any]]) -> list[Any]:
     # list() of an islice runs in C and keeps the GIL, unless a garbage collection runs Python code meanwhile.
     for _ in range(_TRIES):
         try:
-            return list(islice(begin(), room))
+            return list(call(list, islice(begin(), room)))
         except RuntimeError:
-            continue
+            reraise_if_programs_own()
     return list(islice(begin(), room))
 
 
@@ -165,27 +202,27 @@ def _entry(value: Any, depth: int, room: int) -> Any:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, int):
+    if issubclass(type(key), int):
         return _digits(int.__int__(key))
     text = key if type(key) is str else str(_entry(key, _DEEPEST - 2, _LONGEST_KEY))
     return text[:_LONGEST_REPR]
 
 
-def _reduce_array(value: Any, depth: int, room: int) -> Any:
+def _reduce_array(value: Any, of_torch: bool, depth: int, room: int) -> Any:
     """Reduce a numpy or torch value: a scalar to a number, anything larger to a description."""
     if is_traced(value):
         return _describe_traced(value)
-    shape = getattr(value, "shape", None)
+    shape = call(getattr, value, "shape", None)
     if shape is None:
         return _short_repr(value)  # a dtype, a device: always short
-    of_torch = type(value).__module__.startswith("torch")
+    shape = call(tuple, shape)
     if of_torch and not _is_at_hand(value):
-        return _describe(value)
+        return _describe(value, shape)
     if len(shape) == 0:
-        return _reduce_scalar(value.item())
-    if not of_torch and len(shape) == 1 and shape[0] <= _LONGEST_ARRAY:
-        return _reduce_collection(value.tolist(), depth, room)
-    return _describe(value)
+        return _reduce_scalar(call(methodcaller("item"), value))
+    if not of_torch and len(shape) == 1 and type(shape[0]) is int and shape[0] <= _LONGEST_ARRAY:
+        return _reduce_collection(call(methodcaller("tolist"), value), depth, room)
+    return _describe(value, shape)
 
 
 def _is_at_hand(tensor: Any) -> bool:
@@ -193,16 +230,19 @@ def _is_at_hand(tensor: Any) -> bool:
 
     False for subclasses: a FakeTensor has no content, and reading a DTensor is a collective call.
     """
-    return type(tensor).__name__ in ("Tensor", "Parameter") and tensor.device.type == "cpu"
+    named = name_of_type(type(tensor)) in ("Tensor", "Parameter")
+    return named and bool(call(attrgetter("device.type"), tensor) == "cpu")
 
 
 def _reduce_scalar(value: Any) -> Any:
     return value if type(value) in (int, float, bool, str) else _short_repr(value)
 
 
-def _describe(value: Any) -> str:
-    dtype = str(getattr(value, "dtype", "?")).removeprefix("torch.").replace("float", "f").replace("int", "i")
-    return f"tensor({getattr(value, 'device', 'cpu')}, {dtype}, {list(value.shape)})"
+def _describe(value: Any, shape: tuple[Any, ...]) -> str:
+    dtype = str.__str__(call(str, call(getattr, value, "dtype", "?")))
+    dtype = dtype.removeprefix("torch.").replace("float", "f").replace("int", "i")
+    device = call(str, call(getattr, value, "device", "cpu"))
+    return f"tensor({device}, {dtype}, {call(str, list(shape))})"
 
 
 def _describe_traced(value: Any) -> str:
@@ -210,19 +250,21 @@ def _describe_traced(value: Any) -> str:
     if context is None:  # a proxy, or a symbol: reading it would add to the graph
         return f"<{name_of_type(type(value))}>"
     with context:
-        return _describe(value)
+        return _describe(value, call(tuple, call(getattr, value, "shape", ())))
 
 
 def _short_repr(value: Any) -> str:
-    text = str.__str__(_REPRS.get(type(value), object.__repr__ if _holds_others(value) else repr)(value))
+    # Looked up under `call`, because a metaclass may define `__hash__`.
+    known = call(_REPRS.get, type(value))
+    text = str.__str__(call(known or (object.__repr__ if _holds_others(value) else repr), value))
     return text if len(text) <= _LONGEST_REPR else text[: _LONGEST_REPR - 3] + "..."
 
 
 def _holds_others(value: Any) -> bool:
     """Return whether a repr would show the value's contents: text that is not logged, or a GPU tensor."""
-    if isinstance(value, BaseException | partial | SimpleNamespace):
+    if issubclass(type(value), _HOLDERS):
         return True
-    return any(hasattr(type(value), name) for name in _SIGNS_OF_A_HOLDER)
+    return bool(call(any, map(hasattr, repeat(type(value)), _SIGNS_OF_A_HOLDER)))
 
 
 def _digits(value: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
+from sglang_instrument.recording.measure import open_spans
 from sglang_instrument.recording.measure.context import Scope
 from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.safety.unpatched import sleep
@@ -49,6 +50,9 @@ class Watchdog:
 
     def _report_due(self, disk: Disk) -> None:
         due = self._due(time.perf_counter_ns())
+        if due:
+            open_spans.drop_interrupted()
+            due = [span for span in due if id(span) in OPEN]
         by_scope: dict[Scope, list[Span]] = {}
         for span in due:
             by_scope.setdefault(self._encoder.scope_of(span.context), []).append(span)

@@ -169,9 +169,10 @@ def test_a_signal_handler_that_binds_the_step_which_is_being_bound_waits_for_nob
     plain = context.scope_for(None, None, 1, False)
     interrupted = Interrupted(plain.role, plain.worker, 1, False)
     signal.signal(signal.SIGUSR1, handle)
-    context.open_scope(interrupted)
+    block = context.Context(scope=interrupted)
+    context.open_block(block, interrupted)
     context.count_dropped(interrupted, 1)
-    context.close_scope(interrupted)
+    context.end_block(block)
     assert context.take_ended(interrupted)
     assert (handled, plain.open, interrupted.dropped) == (6, 0, 1)
     """
