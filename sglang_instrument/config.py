@@ -140,10 +140,10 @@ def load(
 def component(name: str) -> str:
     """Return `name` as one path component that cannot leave its folder.
 
-    Letters of all scripts stay. White space, control characters and ASCII signs other than `.`, `_`, `-`, `=`,
-    `+`, `@` and `,` become `_`, leading dots are dropped, and a long name is cut at 230 bytes. A name that was
-    changed ends with a hash of the original, so that different names stay different. An empty name, or one of
-    dots alone, becomes the default.
+    Letters of all scripts stay. White space, control characters and ASCII signs other than `.`, `_`, `-`,
+    `=`, `+`, `@` and `,` become `_`, leading dots are dropped, and a long name is cut at 230 bytes. A name
+    that was changed ends with a hash of the original, so that different names stay different. An empty name,
+    or one of dots alone, becomes the default.
     """
     if not name.strip(" ."):
         return DEFAULT_EXPERIMENT

@@ -67,6 +67,10 @@ class Session:
         self.driver = os.environ.get(run_ids.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.child_environment)
         changed = (*self.child_environment(), identity.SERVER)
+        self._patches: tuple[object, list[dict[str, Any]]] = (
+            None,
+            [],
+        )  # of the last `describe`, with its sites
         self._environment_before = {name: os.environ.get(name) for name in changed}
 
     def start(self) -> None:
@@ -177,10 +181,18 @@ class Session:
             "native_reason": native.REASON,
             "settings": self.config.environment(),
             "records": self.recorder.counts(),
-            # Without targets that are not expected or not imported: they would fill most of the file.
-            "patches": [_described(table, site) for table, site in self._all_sites() if _is_answer(site)],
+            "patches": self._answers(),
             "notices": notices.noticed(),
         }
+
+    def _answers(self) -> list[dict[str, Any]]:
+        """Return the patches that are expected and imported: the others would fill most of the file."""
+        sites, answers = self._patches
+        if sites is not self.patcher.results():
+            sites = self.patcher.results()
+            answers = [_described(table, site) for table, site in self._all_sites() if _is_answer(site)]
+            self._patches = sites, answers
+        return answers
 
     def announcement(self) -> str:
         """Return the line that `install()` prints."""

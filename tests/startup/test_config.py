@@ -80,7 +80,9 @@ def test_the_role_of_a_process_is_not_its_childrens():
 )
 def test_a_name_that_is_no_folder_name_is_replaced_and_reported_once(name, folder):
     settings, complaints = load({}, {"EXPERIMENT_NAME": name})
-    assert re.fullmatch(re.escape(folder) + ("[0-9a-f]{8}" if folder.endswith("-") else ""), settings.experiment)
+    assert re.fullmatch(
+        re.escape(folder) + ("[0-9a-f]{8}" if folder.endswith("-") else ""), settings.experiment
+    )
     assert settings.folder.parent == config.load({}, {}, print).folder.parent
     assert len(complaints) == 1
     assert complaints[0].endswith(f"; {settings.experiment!r} is used")

@@ -43,19 +43,26 @@ def read_processes(folder: Path) -> RunProcesses:
     read: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
     newest = (0.0, "")
+    last: dict[tuple[Any, Any, Any], tuple[float, dict[str, Any]]] = {}
     for path in _files(folder / "processes"):
         try:
             facts = read_process(path)
             if path.parent.name == REACHED and _identity(facts) in map(_identity, read.values()):
                 continue  # it has recorded since, and has a file under its role
             read[path.stem] = {**facts, "state": _state(folder, path.stem, facts)}
-            newest = max(newest, (path.stat().st_mtime, str(facts.get("run_id"))))
+            written_at = path.stat().st_mtime
+            newest = max(newest, (written_at, str(facts.get("run_id"))))
+            last[_identity(facts)] = max(
+                last.get(_identity(facts), (0.0, {})), (written_at, facts), key=_time
+            )
         except (OSError, LogError) as error:
             unreadable[path.name] = str(error)
     if not read:
         raise LogError(
             f"{folder}: processes/ holds no readable file; the other commands can still read the logs"
         )
+    for facts in read.values():
+        facts |= _of_process(last[_identity(facts)][1])
     run_id = newest[1]
     ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
     return RunProcesses(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
@@ -69,6 +76,18 @@ def _files(folder: Path) -> list[Path]:
 
 def _identity(facts: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return facts.get("run_id"), facts.get("host"), facts.get("pid")
+
+
+def _time(written: tuple[float, dict[str, Any]]) -> float:
+    return written[0]
+
+
+def _of_process(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the newest description of a process says for all of its workers.
+
+    A process with several workers describes each once, and rewrites only the first while it records.
+    """
+    return {key: facts[key] for key in ("records", "patches", "notices", "workers") if key in facts}
 
 
 def _in_order(path: Path) -> tuple[str, int, str]:

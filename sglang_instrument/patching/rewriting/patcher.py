@@ -72,11 +72,9 @@ class Patcher:
         self._entries: list[SwappedEntry] = []
         self._patched: dict[str, ModuleType] = {}
         self._sites: dict[tuple[Target, Origin], Site] = {}
-
-    @property
-    def modules(self) -> frozenset[str]:
-        """Names of the modules that hold targets."""
-        return frozenset(name for table in self._tables for name in table.modules)
+        self._results: tuple[Site, ...] | None = None  # None: the sites have changed since
+        #: Names of the modules that hold targets.
+        self.modules = frozenset(name for table in self._tables for name in table.modules)
 
     def install(self) -> None:
         """Patch the modules that are imported already, and later ones after their import."""
@@ -101,19 +99,25 @@ class Patcher:
             self._entries.clear()
             self._patched.clear()
             self._sites.clear()
+            self._results = None
             return [reason for reason in left if reason is not None]
 
-    def results(self) -> list[Site]:
-        """Return the sites of each region: all where it was found, else its candidates' best result."""
+    def results(self) -> tuple[Site, ...]:
+        """Return the sites of each region: all where it was found, else its candidates' best result.
+
+        Until a site changes, the same object is returned: callers may keep what they made of it.
+        """
         with self._lock:
             if self._installed:
                 self._patch_ready()
-            return [
-                site
-                for table in self._tables
-                for patch in table.patches
-                for site in best_sites(patch, self._sites_of(table, patch))
-            ]
+            if self._results is None:
+                self._results = tuple(
+                    site
+                    for table in self._tables
+                    for patch in table.patches
+                    for site in best_sites(patch, self._sites_of(table, patch))
+                )
+            return self._results
 
     def _sites_of(self, table: Table, patch: Patch) -> list[Site]:
         sites: list[Site] = []
@@ -129,6 +133,7 @@ class Patcher:
         with self._lock:
             if self._installed:
                 self._patched.pop(module.__name__, None)  # a reload runs the callback again
+                self._results = None
                 self._patch_ready(module)
 
     def _patch_ready(self, *also: ModuleType) -> None:
@@ -141,6 +146,7 @@ class Patcher:
         jobs: dict[int, _Job] = {}
         for module in modules:
             self._patched[module.__name__] = module
+            self._results = None
             for table in self._tables:
                 for patch in table.patches:
                     self._find(module, table, patch, jobs)
@@ -212,6 +218,7 @@ class Patcher:
         ]
 
     def _note(self, sites: Iterable[Site]) -> None:
+        self._results = None
         for site in sites:
             self._sites[site.target, site.region.origin] = site
 

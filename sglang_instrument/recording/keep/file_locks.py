@@ -29,6 +29,10 @@ class Claims:
         self._names: dict[tuple[str, int], str] = {}
         self._descriptors: list[int] = []
 
+    def __len__(self) -> int:
+        """Return how many names this process has claimed."""
+        return len(self._names)
+
     def name(self, role: str, rank: int) -> str:
         """Return the name of this process's files: see `file_name`; with `.<host>-<pid>` if that is taken.
 
@@ -44,7 +48,7 @@ class Claims:
         return known
 
     def held(self) -> list[tuple[str, int, str]]:
-        """Return (role, rank, name) of each claim."""
+        """Return (role, rank, name) of each claim, the first one first."""
         return [(role, rank, name) for (role, rank), name in self._names.items()]
 
     def release(self) -> None:

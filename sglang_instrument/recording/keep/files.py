@@ -87,8 +87,11 @@ class Files:
         known = scopes()
         # Late records reopen the file of a scope that was forgotten; only its open file still refers to it.
         late = [scope for scope in self._open if scope not in known]
+        newest = _newest_steps(known)
         for scope in known + late:
-            if scope.open <= 0 and not scope.ended and len(_newer_steps(scope, known)) >= _STEPS_KEPT:
+            oldest_kept = newest.get((scope.role, scope.worker))
+            is_old = scope.step is not None and oldest_kept is not None and scope.step < oldest_kept
+            if is_old and scope.open <= 0 and not scope.ended:
                 self._close(scope)
                 if scope not in late:
                     forget_scope(scope)
@@ -98,7 +101,7 @@ class Files:
         for scope in list(self._open):
             self.write(scope, self._encoder.control(schema.LOG_CLOSED, scope, {}), 0)
             self._close(scope)
-        self.describe_process(log_closed=True)
+        self._describe_as(self._claims.held(), log_closed=True)
         self._claims.release()
 
     def claimed(self) -> set[tuple[str, int]]:
@@ -126,22 +129,32 @@ class Files:
         self._said_records, self._next_news = written, now + NEWS_EVERY_SEC
         return True
 
-    def describe_process(self, log_closed: bool = False) -> None:
-        """Write the description of this process into `processes/`, for each claimed (role, rank).
+    def describe_process(self) -> None:
+        """Write the description of this process into `processes/`, for its first (role, rank) alone.
 
-        Args:
-            log_closed: Whether all records are written, and no more will come.
+        Those of its other workers are written when they are claimed, and when the log is closed: a process
+        may have hundreds of workers.
         """
-        for role, rank, name in self._claims.held():
+        self._describe_as(self._claims.held()[:1], log_closed=False)
+
+    def _describe_as(self, claims: Iterable[tuple[str, int, str]], log_closed: bool) -> None:
+        """Write the description of this process for each of these claims, made once for all of them."""
+        facts: dict[str, Any] = {}
+        for role, rank, name in claims:
             path = self._folder / "processes" / f"{name}.json"
             new = path.with_name(f".{path.name}.{os.getpid()}")
             try:
-                facts = {"role": role, "rank": rank, **self._describe(), "log_closed": log_closed}
+                facts = facts or {"role": "", "rank": 0, **self._described(), "log_closed": log_closed}
+                facts |= {"role": role, "rank": rank}
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_anew(new, orjson.dumps(make_encodable(facts), option=orjson.OPT_INDENT_2))
+                write_anew(new, orjson.dumps(facts, option=orjson.OPT_INDENT_2))
                 new.replace(path)
             except Exception as error:  # a missing description must not stop the records
                 notice("process file", f"{path} cannot be written: {error}")
+
+    def _described(self) -> Any:
+        workers = [name for _, _, name in self._claims.held()]
+        return make_encodable({**self._describe(), "workers": workers})
 
     def _file(self, scope: Scope) -> OpenFile:
         file = self._open.get(scope)
@@ -162,7 +175,7 @@ class Files:
 
     def _begin(self, scope: Scope) -> OpenFile:
         """Open the file of `scope` and write its `log_opened`."""
-        claimed_before = len(self._claims.held())
+        claimed_before = len(self._claims)
         path = self._folder / folder_of(scope) / f"{self._claims.name(scope.role, scope.worker)}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         # A full FIFO would block this thread; a device would discard the lines.
@@ -176,8 +189,8 @@ class Files:
         except BaseException:  # on a full disk this runs again and again: each try must close its descriptor
             os.close(descriptor)
             raise
-        if len(self._claims.held()) > claimed_before:
-            self.describe_process()
+        if len(self._claims) > claimed_before:
+            self._describe_as(self._claims.held()[claimed_before:], log_closed=False)
         return file
 
     def _header(self, scope: Scope, descriptor: int) -> dict[str, Any]:
@@ -214,17 +227,13 @@ class Files:
                 os.close(file.descriptor)
 
 
-def _newer_steps(scope: Scope, known: Iterable[Scope]) -> set[int]:
-    """Return the steps of the same worker that come after this one."""
-    if scope.step is None:
-        return set()
-    return {
-        other.step
-        for other in known
-        if other.step is not None
-        and other.step > scope.step
-        and (other.role, other.worker) == (scope.role, scope.worker)
-    }
+def _newest_steps(known: Iterable[Scope]) -> dict[tuple[str, int], int]:
+    """Return, by role and worker, the oldest step that stays open; only for those with enough newer steps."""
+    steps: dict[tuple[str, int], set[int]] = {}
+    for scope in known:
+        if scope.step is not None:
+            steps.setdefault((scope.role, scope.worker), set()).add(scope.step)
+    return {worker: sorted(own)[-_STEPS_KEPT] for worker, own in steps.items() if len(own) >= _STEPS_KEPT}
 
 
 def folder_of(scope: Scope) -> str:

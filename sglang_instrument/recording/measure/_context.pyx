@@ -28,6 +28,7 @@ cdef object to_identifier = None
 cdef object to_integer = None
 cdef object new_place = None
 cdef object open_scope = None
+cdef object open_within = None
 cdef object close_scope = None
 cdef Py_ssize_t LONGEST_ID = 0
 
@@ -177,6 +178,8 @@ cdef Bound bind_on(dict changes, bint root):
     if changes.get("step") is not None and context.scope is not None:
         open_scope(context.scope)
         bound.opened = context.scope
+    elif context.scope is not before.scope and context.scope is not None and before.scope is not None:
+        bound.opened = open_within(context.scope, before.scope)
     return bound
 
 
@@ -192,6 +195,7 @@ def derive(Context before not None, changes):
 
 def connect(dict pure):
     """Take what this module uses of recording/measure/context.py."""
-    global to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
+    global to_identifier, to_integer, new_place, open_scope, open_within, close_scope, LONGEST_ID
     to_identifier, to_integer, new_place = pure["_identifier"], pure["integer"], pure["_new_place"]
-    open_scope, close_scope, LONGEST_ID = pure["open_scope"], pure["close_scope"], pure["_LONGEST_ID"]
+    open_scope, open_within, close_scope = pure["open_scope"], pure["open_within"], pure["close_scope"]
+    LONGEST_ID = pure["_LONGEST_ID"]

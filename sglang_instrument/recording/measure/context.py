@@ -25,7 +25,8 @@ class Scope(Struct, eq=False):
 
     `open` counts the blocks that bound this step and have not ended; the step is complete when it falls to
     zero, and `ended` is True from then until `step_closed` is written. `bound` is False for records outside
-    of any step: they go to the file of step 0, which may also be a real step.
+    of any step: they go to the file of step 0, which may also be a real step. `within` is the scope in whose
+    step this one was bound, as in `with step(1): with bind(worker=2)`; it is complete with that one.
     """
 
     role: str
@@ -38,6 +39,7 @@ class Scope(Struct, eq=False):
     written: int = 0
     dropped: int = 0
     sampled_out: int = 0
+    within: "Scope | None" = None
 
 
 class Context(Struct, gc=False, eq=False):
@@ -175,9 +177,12 @@ def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
     context.bound_by_task = tasks.current(before.bound_by_task) or tasks.thread_task(get_ident())
     bound = Bound(context, None)
     put(CURRENT, context)
-    if changes.get("step") is not None and context.scope is not None:
-        open_scope(context.scope)
-        bound.opened = context.scope
+    scope = context.scope
+    if changes.get("step") is not None and scope is not None:
+        open_scope(scope)
+        bound.opened = scope
+    elif scope is not before.scope and scope is not None and before.scope is not None:
+        bound.opened = open_within(scope, before.scope)
     return bound
 
 
@@ -251,16 +256,40 @@ def open_scope(scope: Scope) -> None:
         log_swallowed("the beginning of a step", error)
 
 
+def open_within(scope: Scope, outer: Scope) -> Scope | None:
+    """Count a block that binds another worker inside a step; None if no step is bound."""
+    if scope.step is None or outer.step is None or not outer.bound:
+        return None
+    root = outer if outer.within is None else outer.within
+    with _counting:
+        scope.within = None if scope is root else root
+        scope.open += 1
+        scope.ended = False
+    return scope
+
+
 def close_scope(scope: Scope) -> None:
-    """Count one block of the step as ended; after the last one the step is complete."""
+    """Count one block of the step as ended; after the last one the step is complete.
+
+    A step that was bound for another worker inside of it is complete with it.
+    """
     with _counting:
         scope.open -= 1
-        scope.ended = scope.open <= 0
+        ended = _ended_with(scope)
+        for each in ended:
+            each.ended, each.within = True, None
     try:
-        if scope.ended:
-            _tell_ended(scope)
+        for each in ended:
+            _tell_ended(each)
     except BaseException as error:
         log_swallowed("the end of a step", error)
+
+
+def _ended_with(scope: Scope) -> list[Scope]:
+    """Return the scopes whose step is complete now that a block of `scope` has ended."""
+    if scope.open > 0 or (scope.within is not None and scope.within.open > 0):
+        return []
+    return [scope, *(each for each in scopes() if each.within is scope and each.open <= 0)]
 
 
 def _tell_ended(scope: Scope) -> None:
