@@ -67,10 +67,7 @@ class Session:
         self.driver = os.environ.get(run_ids.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.child_environment)
         changed = (*self.child_environment(), identity.SERVER)
-        self._patches: tuple[object, list[dict[str, Any]]] = (
-            None,
-            [],
-        )  # of the last `describe`, with its sites
+        self._patches: tuple[object, list[dict[str, Any]]] = (None, [])  # sites, and what is said of them
         self._environment_before = {name: os.environ.get(name) for name in changed}
 
     def start(self) -> None:

@@ -61,8 +61,7 @@ def read_processes(folder: Path) -> RunProcesses:
         raise LogError(
             f"{folder}: processes/ holds no readable file; the other commands can still read the logs"
         )
-    for facts in read.values():
-        facts |= _of_process(last[_identity(facts)][1])
+    read = {name: facts | _of_process(last[_identity(facts)][1]) for name, facts in read.items()}
     run_id = newest[1]
     ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
     return RunProcesses(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
