@@ -11,7 +11,7 @@ from logged import own
 
 from sglang_instrument.cli.commands.run import interpreter_of
 from sglang_instrument.cli.main import main
-from sglang_instrument.recording.measure import ray_actor
+from sglang_instrument.recording.measure import launchers, ray_actor
 from sglang_instrument.startup import python_startup, run_ids
 from sglang_instrument.startup.ray_workers import with_settings
 
@@ -258,7 +258,14 @@ def test_the_kind_in_a_servers_name_tells_it_from_another_of_its_number(monkeypa
 def test_launchers_name_the_run_before_a_parent_does():
     assert run_ids.new_run_id({run_ids.LAUNCH: "mine"}) == "mine"
     assert run_ids.new_run_id({run_ids.LAUNCH: "mine", "SLURM_JOB_ID": "7"}) == "slurm-7-0-0"
-    assert run_ids.new_run_id({run_ids.LAUNCH: "mine", "TORCHELASTIC_RUN_ID": "e"}) == "e-0"
+    elastic = {run_ids.LAUNCH: "mine", "TORCHELASTIC_RUN_ID": "e"}
+    of_a_node = run_ids.new_run_id({**elastic, launchers.LAUNCHER: "a:1:2"})
+    assert of_a_node.startswith("torchrun-e-0-")
+    assert of_a_node == run_ids.new_run_id({**elastic, launchers.LAUNCHER: "a:1:2"})
+    assert of_a_node != run_ids.new_run_id({**elastic, launchers.LAUNCHER: "b:1:2"})
+    assert of_a_node != run_ids.new_run_id(
+        {**elastic, launchers.LAUNCHER: "a:1:2", "TORCHELASTIC_RESTART_COUNT": "1"}
+    )
     assert run_ids.new_run_id({}) != run_ids.new_run_id({})
 
 

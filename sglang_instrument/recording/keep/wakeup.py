@@ -2,7 +2,10 @@
 
 import contextlib
 import queue
+from collections.abc import Callable
 from typing import Any
+
+from sglang_instrument.recording.measure.spans import Span
 
 
 class Wakeup:
@@ -37,3 +40,16 @@ class Wakeup:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._wakes.get_nowait()
+
+
+class WakingBuffer:
+    """The buffer while the threads are not started, or the encoder's rests: it starts or wakes them."""
+
+    __slots__ = ("_take",)
+
+    def __init__(self, take: Callable[[Span], None]) -> None:
+        self._take = take
+
+    def append(self, span: Span, /) -> None:
+        """Start or wake the threads, and pass the span on."""
+        self._take(span)

@@ -277,7 +277,9 @@ def close_scope(scope: Scope) -> None:
         scope.open -= 1
         ended = _ended_with(scope)
         for each in ended:
-            each.ended, each.within = True, None
+            each.ended = True
+            if each.within is not None:
+                each.within = None
     try:
         for each in ended:
             _tell_ended(each)

@@ -3,17 +3,17 @@
 import enum
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any, Final
 
 from sglang_instrument import native
+from sglang_instrument.addresses import without_user
+from sglang_instrument.recording.measure.shown_types import is_shown
 from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
 
 #: Types whose values need no reducing; an integer over 64 bits is repaired when its record does not encode.
 SCALARS: Final = frozenset({float, bool, type(None), int})
-LONGEST_TEXT: Final = 16 * 1024  # characters of a string; a record must stay under 64 KiB
+LONGEST_TEXT: Final = 256  # characters of a string: names and numbers are logged, not texts
 _LONGEST_REPR: Final = 256
 _TRIES: Final = 3  # to copy a collection before another thread changes it
 _LONGEST_KEY: Final = 16  # entries of a tuple that is a dict's key
@@ -21,15 +21,6 @@ _LONGEST_ARRAY: Final = 64  # numbers of a numpy array; longer ones are describe
 _LONGEST_LIST: Final = 4096  # entries, nested ones included; a step records the list of its response lengths
 _DEEPEST: Final = 3  # levels of nested collections that are copied: more than any field of the vocabulary has
 _COLLECTIONS: Final[tuple[Any, ...]] = (dict, list, tuple, set, frozenset)
-_SIGNS_OF_A_HOLDER: Final = (
-    "__len__",
-    "__dataclass_fields__",
-    "__attrs_attrs__",
-    "__struct_fields__",
-    "model_dump",
-    "named_parameters",
-    "add_done_callback",
-)
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -41,7 +32,7 @@ def reduce(extra: dict[str, Any]) -> dict[str, Any]:
             if _INT_MIN <= value <= _INT_MAX:
                 continue
         elif kind is str:
-            if len(value) <= LONGEST_TEXT:
+            if len(value) <= LONGEST_TEXT and "@" not in value:
                 continue
         elif kind is float or kind is bool or value is None:
             continue
@@ -53,13 +44,14 @@ def reduce_value(value: Any) -> Any:
     """Return `value` as a number, string, bool, None, or a short list or dict of these; never raise.
 
     numpy and CPU torch scalars become numbers, enums their value, a tensor on a device
-    `tensor(cuda:0, f32, [3, 4])` without being read, and anything else a repr of at most 256 characters.
+    `tensor(cuda:0, f32, [3, 4])` without being read, and anything else its type's name, or for few types
+    (see `shown_types`) a repr of at most 256 characters. Addresses lose their user and password.
     """
     kind = type(value)  # compared, not looked up in a dict: its metaclass may not be hashable
     if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
         return value
     if kind is str:
-        return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "..."
+        return _short_text(value, LONGEST_TEXT)
     return _reduce_guarded(value, 0, _LONGEST_LIST)
 
 
@@ -158,8 +150,14 @@ def _entry(value: Any, depth: int, room: int) -> Any:
     if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
         return value
     if kind is str:
-        return value if len(value) <= _LONGEST_REPR else value[:_LONGEST_REPR] + "..."
+        return _short_text(value, _LONGEST_REPR)
     return _reduce_guarded(value, depth + 1, room)
+
+
+def _short_text(value: str, longest: int) -> str:
+    if "@" in value:
+        value = without_user(value[: 4 * longest])  # cut first, but not within an address
+    return value if len(value) <= longest else value[:longest] + "..."
 
 
 def _key(key: Any) -> str:
@@ -202,15 +200,13 @@ def _describe(value: Any) -> str:
 
 
 def _short_repr(value: Any) -> str:
-    text = str.__str__(_REPRS.get(type(value), object.__repr__ if _holds_others(value) else repr)(value))
+    shown: Callable[[Any], str] = repr if is_shown(type(value)) else _name_of_type
+    text = str.__str__(_REPRS.get(type(value), shown)(value))
     return text if len(text) <= _LONGEST_REPR else text[: _LONGEST_REPR - 3] + "..."
 
 
-def _holds_others(value: Any) -> bool:
-    """Return whether a repr would show the value's contents: text that is not logged, or a GPU tensor."""
-    if isinstance(value, BaseException | partial | SimpleNamespace):
-        return True
-    return any(hasattr(type(value), name) for name in _SIGNS_OF_A_HOLDER)
+def _name_of_type(value: Any) -> str:
+    return name_of_type(type(value))
 
 
 def _digits(value: int) -> str:
