@@ -15,6 +15,7 @@ from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
+    from sglang_instrument.analysis.reading.lines import Extra
 
 
 @dataclass
@@ -34,9 +35,9 @@ class Launch:
     begin_us: int
     end_us: int
     written_us: int = 0
-    keys: set[Any] = field(default_factory=set)
-    launchers: set[Any] = field(default_factory=set)
-    ranks: set[Any] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+    launchers: set[str] = field(default_factory=set)
+    ranks: set[str] = field(default_factory=set)
     runs: list[str] = field(default_factory=list)
     logs_steps: bool = False
 
@@ -72,7 +73,7 @@ def joined(runs: Iterable[Launch]) -> list[Launch]:
     launches: list[Launch] = []
     newest: dict[Any, Launch] = {}  # by key
     for run in sorted(runs, key=lambda run: (run.begin_us, run.run_id)):
-        keys = tuple(sorted(map(str, run.keys)))
+        keys = tuple(sorted(run.keys))
         before = newest.get(keys) if keys else None
         if before is not None and before.takes(run):
             before.join(run)
@@ -80,6 +81,16 @@ def joined(runs: Iterable[Launch]) -> list[Launch]:
             launches.append(run)
             newest[keys] = run
     return launches
+
+
+def launch_from(header: Extra, at_us: int) -> Launch | None:
+    """Return what one header says of its launch; None if it names none."""
+    if header.run_id is None or header.launch is None:
+        return None
+    launch = Launch(header.run_id, at_us, at_us, runs=[header.run_id])
+    launch.keys, launch.launchers = {str(header.launch)}, {str(header.launcher)}
+    launch.ranks = {str(header.rank)}
+    return launch
 
 
 def at_once(launches: Sequence[Launch]) -> list[str]:
@@ -111,9 +122,9 @@ def _runs_in(files: Iterable[File]) -> Iterable[Launch]:
             if control.event == LOG_CLOSED:
                 closed.add(control.run_id)
             if control.event == LOG_OPENED and control.extra.launch is not None:
-                run.keys.add(control.extra.launch)
-                run.launchers.add(control.extra.launcher)
-                run.ranks.add(control.extra.rank)
+                run.keys.add(str(control.extra.launch))
+                run.launchers.add(str(control.extra.launcher))
+                run.ranks.add(str(control.extra.rank))
             if file.place is not None and file.place.step is not None:
                 run.logs_steps = True
         if last is not None and last.run_id is not None:
