@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import sglang_instrument
 from sglang_instrument import config as settings
+from sglang_instrument import launchers
 from sglang_instrument.config import Config, Detail, Durability, EngineDetail, Sync
 from sglang_instrument.errors import ConfigError
-from sglang_instrument.recording.measure import launchers
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.startup import run_ids
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from sglang_instrument.recording.measure import launchers
+from sglang_instrument import launchers
 
 TYPE_CHECKING = False  # importing it from typing takes longer than the hook may
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument import __version__, native
+from sglang_instrument import __version__, launchers, native
 from sglang_instrument.addresses import without_user
 from sglang_instrument.config import DEFAULT_EXPERIMENT, Config
 from sglang_instrument.errors import ConfigError
@@ -24,7 +24,7 @@ from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import Table
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.keep.presence import Presence
-from sglang_instrument.recording.measure import identity, launchers, ray_actor, spans
+from sglang_instrument.recording.measure import identity, ray_actor, spans
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.startup import run_ids

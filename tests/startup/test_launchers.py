@@ -9,7 +9,7 @@ import pytest
 from logged import read_records
 
 from sglang_instrument.analysis import open_run, read_processes
-from sglang_instrument.recording.measure.launchers import key_of, rank_of
+from sglang_instrument.launchers import key_of, rank_of
 
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
 RANKS = """

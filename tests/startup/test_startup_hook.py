@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from logged import own
 
+from sglang_instrument import launchers
 from sglang_instrument.cli.commands.run import interpreter_of
 from sglang_instrument.cli.main import main
-from sglang_instrument.recording.measure import launchers, ray_actor
+from sglang_instrument.recording.measure import ray_actor
 from sglang_instrument.startup import python_startup, run_ids
 from sglang_instrument.startup.ray_workers import with_settings
 

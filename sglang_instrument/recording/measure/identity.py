@@ -3,7 +3,8 @@
 import os
 from typing import Any, Final
 
-from sglang_instrument.recording.measure import launchers, ray_actor
+from sglang_instrument import launchers
+from sglang_instrument.recording.measure import ray_actor
 from sglang_instrument.recording.measure.values import integer
 
 #: Roles whose processes cannot know the step; readers place their records by time.
