@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "SGLANG_INSTRUMENT_"
 DEFAULT_EXPERIMENT: Final = "multiturn_log_dir"
-_NAME_LIMIT: Final = 200  # characters; file systems stop at 255 bytes, and suffixes are added
+_NAME_LIMIT: Final = 230  # bytes; file systems stop at 255, and suffixes are added
 
 Sync = Literal["auto", "always", "events", "off"]
 Durability = Literal["buffered", "line"]
@@ -128,7 +128,7 @@ def load(
     wanted = values.get("experiment") or environment.get("EXPERIMENT_NAME", DEFAULT_EXPERIMENT)
     values["experiment"] = component(wanted)
     if values["experiment"] != wanted:
-        complain(f"experiment {wanted[:80]!r} is not a folder name; {values['experiment'][:80]!r} is used")
+        complain(f"experiment {wanted[:300]!r} cannot be a folder's name; {values['experiment']!r} is used")
     if "log_dir" not in values:
         _warn_of_package_cache(complain)
     # Absolute: processes that inherit them have other working directories.
@@ -140,11 +140,28 @@ def load(
 def component(name: str) -> str:
     """Return `name` as one path component that cannot leave its folder.
 
-    Characters other than letters, digits, `.`, `_`, `-`, `=`, `+`, `@` and `,` become `_`, leading dots are
-    dropped, and a long name is cut at 200 characters. If no letter or digit is left, the default is returned.
+    Letters of all scripts stay. White space, control characters and ASCII signs other than `.`, `_`, `-`,
+    `=`, `+`, `@` and `,` become `_`, leading dots are dropped, and a long name is cut at 230 bytes. A name
+    that was changed ends with a hash of the original, so that different names stay different. An empty name,
+    or one of dots alone, becomes the default.
     """
-    cleaned = re.sub(r"[^\w.=+@,-]", "_", name, flags=re.ASCII).lstrip(".")[:_NAME_LIMIT]
-    return cleaned if cleaned.strip("._") else DEFAULT_EXPERIMENT
+    if not name.strip(" ."):
+        return DEFAULT_EXPERIMENT
+    cleaned = "".join(sign if _may_stay(sign) else "_" for sign in name).lstrip(".")
+    if cleaned == name and len(name.encode()) <= _NAME_LIMIT:
+        return name
+    import zlib  # only here: few names are changed
+
+    end = f"-{zlib.crc32(name.encode(errors='backslashreplace')):08x}"
+    kept = cleaned.encode()[: _NAME_LIMIT - len(end)].decode(errors="ignore")  # whole characters
+    return (kept if kept.strip("_") else DEFAULT_EXPERIMENT) + end
+
+
+def _may_stay(sign: str) -> bool:
+    """Return whether a character can stand in a folder's name, in a terminal and in a command."""
+    if sign.isascii():
+        return sign.isalnum() or sign in "._=+@,-"
+    return sign.isprintable()
 
 
 def _warn_of_package_cache(complain: Callable[[str], None]) -> None:

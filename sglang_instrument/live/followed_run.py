@@ -77,7 +77,7 @@ class FollowedRun:
             self._begin_run()
         if self._with_now and now >= self._next_alive:
             self._next_alive = now + _ALIVE_EVERY_SEC
-            self._liveness.look(self._counts.run_id)
+            self._liveness.look(self._counts.members)
         if not self.tail.more:
             self._take_done(now)
             self._finish_steps(now)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sglang_instrument.config import Config
 from sglang_instrument.recording.keep.clock import Clock
@@ -15,7 +15,6 @@ from sglang_instrument.recording.keep.writer import Writer
 from sglang_instrument.recording.measure import context, gpu_sync, identity, spans, tasks
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import preload_libgcc
-from sglang_instrument.recording.safety.unpatched import start_new_thread
 from sglang_instrument.recording.watch import event_loop, nvtx
 from sglang_instrument.recording.watch.gpu_events import HeldBack
 from sglang_instrument.recording.watch.hangs import Watchdog
@@ -25,7 +24,19 @@ if TYPE_CHECKING:
     import asyncio
 
 LONGEST_WAIT_SEC: Final = 2.0  # for flush, uninstall and exit
+_YOUNG_SEC: Final = 1.0  # of a forked child: see `Writer`
 _TO_END_SEC: Final = 0.1  # of these 2 s: reserved to join the encoder's thread, which never waits for a disk
+
+
+class _Parts(NamedTuple):
+    """What one process records with; a forked child has its own."""
+
+    files: Files
+    disk: Disk
+    writer: Writer
+    watchdog: Watchdog
+    open_now: OpenNow
+    held_back: HeldBack
 
 
 class Recorder:
@@ -34,14 +45,22 @@ class Recorder:
     Args:
         config: The settings.
         describe: Returns the description of this process, for its file in `processes/`.
+        launch: What is known of the launch; each file's `log_opened` has it.
     """
 
-    def __init__(self, config: Config, describe: Callable[[], Mapping[str, Any]]) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: Config,
+        describe: Callable[[], Mapping[str, Any]],
+        launch: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._run = {"run_id": config.run_id, **(launch or {})}
+        self.config, self._folder = config, config.folder
         self._describe = describe
         self._stopped = False
         self._parents: set[tuple[str, int]] = set()
-        self._build()
+        self._of_child: _Parts | None = None
+        self._use(self._build())
 
     def start(self) -> None:
         """Accept spans from now on; the first span starts the threads and opens a file."""
@@ -81,18 +100,23 @@ class Recorder:
         self._held_back.release_all()
         return self._writer.flush(timeout_sec)
 
+    def prepare_fork(self) -> None:
+        """Build what a forked child needs, once for all children: each child lives only milliseconds."""
+        if self._of_child is None:
+            self._of_child = self._build(inherited=self._files)
+
     def restart_in_child(self) -> None:
         """Start anew in a forked child, without files, claims and spans of the parent."""
         was_on = not isinstance(spans.current_buffer(), spans.Off)
         # The files of steps that the parent has bound are the parent's, even if it has not claimed them yet.
         self._parents |= self._files.claimed() | {(scope.role, scope.worker) for scope in context.scopes()}
-        _let_go(self._files)
         spans.OPEN.clear()
         event_loop.forget_loops()
         context.forget_all()
         identity.ask_again()
         self._held_back.abandon()
-        self._build()
+        prepared, self._of_child = self._of_child, None
+        self._use(prepared or self._build(inherited=self._files))
         if was_on:
             self._open()
 
@@ -125,25 +149,30 @@ class Recorder:
         except BaseException as error:  # a third-party event loop that lacks a method of asyncio's
             log_swallowed("watching an event loop", error)
 
-    def _build(self) -> None:
-        clock, config = Clock(), self.config
+    def _use(self, parts: "_Parts") -> None:
         self._lost_before = spans.dropped_records()
-        self._files = Files(config.folder, clock, config.run_id, self._describe, self._parents)
+        self._files, self._disk, self._writer = parts.files, parts.disk, parts.writer
+        self._watchdog, self._open_now, self._held_back = parts.watchdog, parts.open_now, parts.held_back
+
+    def _build(self, inherited: Files | None = None) -> "_Parts":
+        clock, config = Clock(), self.config
+        files = Files(self._folder, clock, self._run, self._describe, self._parents, inherited)
         encoder = LineEncoder(clock)
         selection = selection_for(config, encoder.scope_of)
-        self._watchdog = Watchdog(encoder, config.hang_after_sec)
-        self._open_now = OpenNow(encoder, config.open_now_sec)
-        self._held_back = HeldBack(holds=config.durability != "line")
+        held_back = HeldBack(holds=config.durability != "line")
         if config.durability == "line":
-            self._disk: Disk = CallersDisk(self._files)
-            self._writer: Writer = LineWriter(self._disk, encoder, self._look, selection)
+            disk: Disk = CallersDisk(files)
+            writer: Writer = LineWriter(disk, encoder, self._look, selection)
         else:
-            self._disk = Disk(self._files, config.memory_limit_mb * 2**20)
-            self._writer = Writer(self._disk, encoder, self._look, selection)
+            disk = Disk(files, config.memory_limit_mb * 2**20)
+            young_sec = 0.0 if inherited is None else _YOUNG_SEC
+            writer = Writer(disk, encoder, self._look, selection, young_sec)
         if config.sync == "events":
-            self._writer.wrap_buffer(self._held_back.wrap)
+            writer.wrap_buffer(held_back.wrap)
         if config.nvtx:
-            self._writer.wrap_buffer(nvtx.Ranges)
+            writer.wrap_buffer(nvtx.Ranges)
+        watchdog = Watchdog(encoder, config.hang_after_sec)
+        return _Parts(files, disk, writer, watchdog, OpenNow(encoder, config.open_now_sec), held_back)
 
     def _look(self, disk: Disk) -> float:
         """Do the periodic checks; return for how many seconds they may be skipped."""
@@ -157,15 +186,6 @@ class Recorder:
         if self._files.is_news():
             disk.do(self._files.describe_process)
         return 0.0 if len(self._held_back) else leave_sec
-
-
-def _let_go(files: Files) -> None:
-    """Close a parent's files in its forked child, on a thread: close() may block on a disk that hangs."""
-    if files.claimed():
-        try:
-            start_new_thread(files.abandon, ())
-        except (RuntimeError, MemoryError) as error:  # no more threads: the files stay open until exit
-            log_swallowed("letting go of the parent's files", error)
 
 
 def _let_go_of_earlier_steps() -> None:

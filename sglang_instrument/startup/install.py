@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import sglang_instrument
 from sglang_instrument import config as settings
+from sglang_instrument import launchers
 from sglang_instrument.config import Config, Detail, Durability, EngineDetail, Sync
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.recording.safety import notices
@@ -119,7 +120,7 @@ def _install(config: Config | None, **keywords: object) -> None:
             notices.log_swallowed("install()", error)
             return
         _guarded("install()", _hook_process_events)
-        if not is_child and os.environ.get("RANK", "0") == "0":
+        if not is_child and not launchers.rank_of(os.environ):
             _guarded("install()", _announce)
 
 
@@ -230,12 +231,17 @@ def _hook_process_events() -> None:
         import atexit
 
         _hooked = True
-        os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
         atexit.register(_at_exit)
     _hook_multiprocessing()
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         _finalize()
+
+
+def _before_fork() -> None:
+    if _session is not None:
+        _guarded("before fork", _session.prepare_fork)
 
 
 def _after_fork() -> None:

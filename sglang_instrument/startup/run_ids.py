@@ -6,6 +6,8 @@ import os
 import sys
 import time
 
+from sglang_instrument import launchers
+
 TYPE_CHECKING = False  # importing it from typing takes longer than the hook may
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,9 +37,14 @@ def is_refused(environment: Mapping[str, str]) -> bool:
 
 def new_run_id(environment: Mapping[str, str]) -> str:
     """Return the id of the launch if a launcher or a parent sets one, else a new id."""
-    elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if elastic != "none":
-        return f"{elastic}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    elastic = launchers.elastic_id(environment)
+    if elastic is not None:
+        import zlib  # few processes need it
+
+        # Another launch may have the same id, and another node the same launch: readers join these.
+        launcher = launchers.launcher_of(environment, os.uname().nodename)
+        restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"torchrun-{elastic}-{restarts}-{zlib.crc32(launcher.encode()):08x}"
     ray_job = _ray_job()
     if ray_job is not None:
         return ray_job

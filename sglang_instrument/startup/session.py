@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument import __version__, native
+from sglang_instrument import __version__, launchers, native
+from sglang_instrument.addresses import without_user
 from sglang_instrument.config import DEFAULT_EXPERIMENT, Config
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.patching.decorating.rewriting import ask_for_tables, requests_of
@@ -50,14 +51,16 @@ class Session:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.config, self._folder = config, config.folder
         tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
         tables = [table for table in tables if table.is_wanted(config.engine_detail, config.scalars)]
         self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables
         self._versions = versions_of(frozenset(table.package for table in tables))
         regions = [region for table in self._tables for patch in table.patches for region in patch.regions]
-        self.recorder = Recorder(config, self.describe)
-        self.presence = Presence(config.folder, self.describe)
+        self._started_us = time.time_ns() // 1000
+        self._launch = launchers.launch_of(os.environ, HOST)
+        self.recorder = Recorder(config, self.describe, self._launch)
+        self._presence: Presence | None = None
         self.patcher = Patcher(
             self._tables,
             make_probe=probes_for(regions),
@@ -71,6 +74,7 @@ class Session:
         self.driver = os.environ.get(run_ids.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.child_environment)
         changed = (*self.child_environment(), identity.SERVER)
+        self._patches: tuple[object, list[dict[str, Any]]] = (None, [])  # sites, and what is said of them
         self._environment_before = {name: os.environ.get(name) for name in changed}
 
     def start(self) -> None:
@@ -90,7 +94,8 @@ class Session:
     def stop(self) -> None:
         """Undo everything and write all records; a step that fails does not stop the others."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
-        self.presence.cancel()
+        if self._presence is not None:
+            self._presence.cancel()
         self._stop_scalars()
         if self._schedule is not None:
             self._schedule.stop()  # awaited below: all waits together stay within one limit
@@ -119,6 +124,7 @@ class Session:
             run_ids.SWITCH: "1",
             run_ids.DRIVER: self.driver,
             run_ids.PACKAGES: ",".join(sorted(_outside(self._tables))),
+            **({launchers.LAUNCHER: self._launch["launcher"]} if self._launch else {}),
             **self.config.environment(),
         }
 
@@ -129,25 +135,32 @@ class Session:
             else:
                 os.environ[name] = value
 
+    def prepare_fork(self) -> None:
+        """Build what a forked child needs; it then runs and touches less, so less of its memory is copied."""
+        self.recorder.prepare_fork()
+
     def restart_in_child(self) -> None:
         """Continue in a forked child, without files, locks and threads of the parent."""
-        self.presence = Presence(self.config.folder, self.describe)
+        self._presence = None  # the parent's
         if self._schedule is not None:
             self._schedule.restart_in_child()
         if self.scalars is not None:
-            self.scalars = Scalars(self.config.folder, self.config.run_id)
+            self.scalars = Scalars(self._folder, self.config.run_id)
             feed_trackers(self.scalars)
         self._follower = None  # the parent's
         self.patcher.restart_in_child()
         self.recorder.restart_in_child()
 
     def _patched(self) -> None:
-        self.presence.tell()  # the attribute is read now: a forked child has its own Presence
+        if self._presence is None:
+            self._presence = Presence(self._folder, self.describe)
+        self._presence.tell()
 
     def end(self) -> None:
         """Write all records, because the process ends; the patches stay."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
-        self.presence.end(0)
+        if self._presence is not None:
+            self._presence.end(0)
         if self._schedule is not None:
             self._schedule.stop()
         if self.scalars is not None:
@@ -156,7 +169,8 @@ class Session:
         self._await_threads(ends)
 
     def _await_threads(self, ends: float) -> None:
-        self.presence.end(max(0.0, ends - time.monotonic()))
+        if self._presence is not None:
+            self._presence.end(max(0.0, ends - time.monotonic()))
         if self.scalars is not None:
             self.scalars.join(max(0.0, ends - time.monotonic()))
         if self._schedule is not None:
@@ -175,19 +189,29 @@ class Session:
             "run_id": self.config.run_id,
             "host": HOST,
             "pid": os.getpid(),
+            "started_us": self._started_us,
             "driver": self.driver,
+            **self._launch,
             "actor": ray_actor.actor_name(),
             "command": program(sys.orig_argv),
             "python": platform.python_version(),
             "versions": self._versions,
             "native": native.ON,
             "native_reason": native.REASON,
-            "settings": self.config.environment(),
+            "settings": {name: without_user(text) for name, text in self.config.environment().items()},
             "records": self.recorder.counts(),
-            # Without targets that are not expected or not imported: they would fill most of the file.
-            "patches": [_described(table, site) for table, site in self._all_sites() if _is_answer(site)],
+            "patches": self._answers(),
             "notices": notices.noticed(),
         }
+
+    def _answers(self) -> list[dict[str, Any]]:
+        """Return the patches that are expected and imported: the others would fill most of the file."""
+        sites, answers = self._patches
+        if sites is not self.patcher.results():
+            sites = self.patcher.results()
+            answers = [_described(table, site) for table, site in self._all_sites() if _is_answer(site)]
+            self._patches = sites, answers
+        return answers
 
     def announcement(self) -> str:
         """Return the line that `install()` prints."""
@@ -231,7 +255,7 @@ def _schedule_for(config: Config) -> "Scheduled | None":
 
 def _follower_for(config: Config) -> "Follower | None":
     """Return the follower that this process starts, if it is the driver; else import no subprocess."""
-    if not config.scalars or run_ids.DRIVER in os.environ or os.environ.get("RANK", "0") != "0":
+    if not config.scalars or run_ids.DRIVER in os.environ or launchers.rank_of(os.environ):
         return None
     from sglang_instrument.startup.follower import Follower
 
@@ -280,7 +304,7 @@ def program(words: list[str]) -> list[str]:
     """Return the program and the listening address of a command line; other arguments may hold secrets."""
     named = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words))
     kept = ["-c"] if "-c" in words[1:named] else words[1 : named + 1]
-    return [words[0], *kept, *_address(words[named + 1 :])] if words else []
+    return list(map(without_user, [words[0], *kept, *_address(words[named + 1 :])])) if words else []
 
 
 def _address(words: list[str]) -> list[str]:

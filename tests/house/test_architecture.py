@@ -16,7 +16,17 @@ FILES = sorted(ROOT.rglob("*.py"))
 COMPILED = sorted(path for kind in ("*.pyx", "*.pxi", "*.pxd") for path in ROOT.rglob(kind))
 SCRIPTS = sorted(ROOT.rglob("*.js"))
 
-WORDS = {"errors", "schema", "config", "gc_pause", "plain_text", "sparkline", "regular_files"}
+WORDS = {
+    "addresses",
+    "errors",
+    "schema",
+    "config",
+    "gc_pause",
+    "launchers",
+    "plain_text",
+    "sparkline",
+    "regular_files",
+}
 FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables", "recording.safety"}

@@ -582,3 +582,30 @@ def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(
     live.stop()
     assert [one.step for one in snapshot.done] == [1, 2]
     assert not snapshot.problems
+
+
+@pytest.mark.parametrize(("second_launcher", "key"), [("h:1:1", "master a:1"), ("other:2:2", "master a:1")])
+def test_ranks_of_one_launch_with_ids_of_their_own_are_followed_together(
+    tmp_path, follow, second_launcher, key
+):
+    first = LiveRun(tmp_path / "exp", "run-1")
+    second = LiveRun(tmp_path / "exp", "run-2", begin_us=first.begin_us)
+    one = first.open(1, 0, launch=key, launcher="h:1:1", rank=0)
+    two = second.open(1, 1, at=1, launch=key, launcher=second_launcher, rank=1)
+    one.request("a", at=10, duration_sec=9)
+    two.request("b", at=10, duration_sec=5)
+    assert follow(first.folder).step.requests_done == 2
+    second.open(2, 1, at=12, launch=key, launcher=second_launcher, rank=1).request("c", 14, duration_sec=1)
+    first.open(2, 0, at=12, launch=key, launcher="h:1:1", rank=0).request("d", at=15, duration_sec=1)
+    snapshot = follow(first.folder)
+    assert (snapshot.run_id, snapshot.step.step, snapshot.step.requests_done) == ("run-1", 2, 2)
+
+
+def test_the_same_rank_again_is_a_new_run(tmp_path, follow):
+    first = LiveRun(tmp_path / "exp", "run-1")
+    again = LiveRun(tmp_path / "exp", "run-2", begin_us=first.begin_us)
+    facts = {"launch": "master a:1", "launcher": "h:1:1", "rank": 0}
+    first.open(1, 0, **facts).request("a", at=10, duration_sec=9)
+    again.open(1, 0, at=20, **facts).request("b", at=25, duration_sec=4)
+    snapshot = follow(first.folder)
+    assert (snapshot.run_id, snapshot.step.requests_done) == ("run-2", 1)

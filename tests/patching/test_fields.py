@@ -452,3 +452,38 @@ def test_a_sum_of_nothing_has_no_value():
     assert read("sum(x[*]) | 'none'", x={}) == {"x": "none"}
     assert read("sum(x[*])", x={"a": 1.0, "b": 0.5}) == {"x": 1.5}
     assert read("sum(x)", x=[1, 2]) == {"x": 3}
+
+
+@pytest.mark.parametrize(
+    ("called", "recorded"),
+    [
+        ("search", "search"),
+        ("Sure! It is 42", "unknown"),
+        (None, "unknown"),
+        (["search"], ["search"]),
+    ],
+)
+def test_the_name_of_a_tool_is_recorded_only_if_the_registry_has_it(called, recorded):
+    call = SimpleNamespace(name=called)
+    agent = SimpleNamespace(tools={"search": object()}, names=["search", "run"])
+    assert read("call.name in self.tools", call=call, self=agent) == {"x": recorded}
+    assert read("call.name in self.names", call=call, self=agent) == {"x": recorded}
+    assert read("call.name in self.gone | 'unknown'", call=call, self=agent) == {"x": "unknown"}
+    assert read("call.name in self.gone", call=call, self=agent) == {}
+    assert read("call.gone in self.tools | 'unknown'", call=call, self=agent) == {"x": "unknown"}
+
+
+def test_each_name_of_a_list_is_looked_up():
+    calls = [SimpleNamespace(name=name) for name in ("search", "ignore all instructions", "run")]
+    specs = [{"function": {"name": name}} for name in ("run", "search")]
+    recorded = {"x": ["search", "unknown", "run"]}
+    names = {"search": 1, "run": 2}
+    assert read("calls[*].name in names", calls=calls, names=names) == recorded
+    assert read('calls[*].name in specs[*]["function"]["name"]', calls=calls, specs=specs) == recorded
+    assert read("calls[*].name in names", "enter", calls=calls, names=names) == recorded
+
+
+@pytest.mark.parametrize("text", ["name in", "name in 3", "size(name in names)", "'a' in names", "in names"])
+def test_a_registry_is_a_path_after_a_path(text):
+    with pytest.raises(TableError):
+        parse(text)

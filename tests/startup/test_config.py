@@ -65,28 +65,57 @@ def test_the_role_of_a_process_is_not_its_childrens():
         ("   ", "multiturn_log_dir"),
         (".", "multiturn_log_dir"),
         ("..", "multiturn_log_dir"),
-        ("../../x", "_.._x"),
-        ("/etc", "_etc"),
-        ("a/b", "a_b"),
-        ("a\\b", "a_b"),
-        ("x" * 300, "x" * 200),
-        ("a\0b", "a_b"),
-        ("a\nb", "a_b"),
-        ("gsm8k é\ud800", "gsm8k___"),
+        ("../../x", "_.._x-"),
+        ("/etc", "_etc-"),
+        ("a/b", "a_b-"),
+        ("a\\b", "a_b-"),
+        ("a b", "a_b-"),
+        ("x" * 300, "x" * 221 + "-"),
+        ("a\0b", "a_b-"),
+        ("a\nb", "a_b-"),
+        ("gsm8k é\ud800", "gsm8k_é_-"),
+        ("!?", "multiturn_log_dir-"),
+        (".hidden", "hidden-"),
     ],
 )
 def test_a_name_that_is_no_folder_name_is_replaced_and_reported_once(name, folder):
     settings, complaints = load({}, {"EXPERIMENT_NAME": name})
-    assert settings.experiment == folder
+    assert re.fullmatch(
+        re.escape(folder) + ("[0-9a-f]{8}" if folder.endswith("-") else ""), settings.experiment
+    )
     assert settings.folder.parent == config.load({}, {}, print).folder.parent
     assert len(complaints) == 1
-    assert repr(folder[:80]) in complaints[0]
+    assert complaints[0].endswith(f"; {settings.experiment!r} is used")
 
 
-@pytest.mark.parametrize("name", ["gsm8k_600", "a.b-c=1+2@3,4", "x" * 200])
+@pytest.mark.parametrize(
+    "name", ["gsm8k_600", "a.b-c=1+2@3,4", "x" * 230, "数学_grpo", "实验一", "गणित", "é🎲"]
+)
 def test_a_good_name_stays_as_it_is(name):
     settings, complaints = load({}, {"EXPERIMENT_NAME": name})
     assert (settings.experiment, complaints) == (name, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("数学_grpo", "代码_grpo"),
+        ("实验一", "实验二"),
+        ("a b", "a_b"),
+        ("a b", "a/b"),
+        ("qwen2.5-7b_fn_rm_" * 15 + "lr1e-6", "qwen2.5-7b_fn_rm_" * 15 + "lr5e-7"),
+        ("数学" * 100 + "一", "数学" * 100 + "二"),
+        ("!", "?"),
+    ],
+)
+def test_experiments_of_different_names_have_different_folders_that_can_be_made(tmp_path, name, other):
+    folders = {load({"experiment": one})[0].experiment for one in (name, other)}
+    assert len(folders) == 2
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+        (tmp_path / f"{folder}.html").touch()
+        assert load({"experiment": folder}) == load({}, {"SGLANG_INSTRUMENT_EXPERIMENT": folder})  # a child's
+        assert load({"experiment": folder})[1] == []
 
 
 WRONG = [

@@ -99,10 +99,10 @@ def test_only_the_first_rank_prints_the_line_of_install(install, capsys, monkeyp
     ("name", "folder"),
     [
         ("", "multiturn_log_dir"),
-        ("../../x", "_.._x"),
-        ("a/b", "a_b"),
-        ("a\nb", "a_b"),
-        ("x" * 300, "x" * 200),
+        ("../../x", "_.._x-422533a8"),
+        ("a/b", "a_b-07f4401c"),
+        ("a\nb", "a_b-ef0790fb"),
+        ("x" * 300, "x" * 221 + "-1b432d13"),
     ],
 )
 def test_an_experiment_without_a_usable_name_is_recorded_under_another(monkeypatch, log_dir, name, folder):
@@ -113,7 +113,7 @@ def test_an_experiment_without_a_usable_name_is_recorded_under_another(monkeypat
     sglang_instrument.uninstall()
     assert list(read_records(log_dir.parent)) == [f"logs/{folder}/step_1/worker_0.jsonl"]
     (notice,) = notices.noticed()
-    assert "is not a folder name" in notice["notice"]
+    assert "cannot be a folder's name" in notice["notice"]
 
 
 @pytest.mark.parametrize("stderr", [None, "closed"])

@@ -139,7 +139,8 @@ def test_with_the_variable_the_hook_waits_for_a_target(site):
         SGLANG_INSTRUMENT="1",
         PYTHONPATH=str(site),
     )
-    light = [f"sglang_instrument.startup{name}" for name in ("", ".run_ids", ".python_startup")]
+    light = ["startup", "launchers", "startup.run_ids", "startup.python_startup"]
+    light = [f"sglang_instrument.{name}" for name in light]
     assert done.stdout.strip() == f"{light} 1", done.stderr
 
 

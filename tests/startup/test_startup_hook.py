@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from logged import own
 
+from sglang_instrument import launchers
 from sglang_instrument.cli.commands.run import interpreter_of
 from sglang_instrument.cli.main import main
 from sglang_instrument.recording.measure import ray_actor
@@ -258,7 +259,14 @@ def test_the_kind_in_a_servers_name_tells_it_from_another_of_its_number(monkeypa
 def test_launchers_name_the_run_before_a_parent_does():
     assert run_ids.new_run_id({run_ids.LAUNCH: "mine"}) == "mine"
     assert run_ids.new_run_id({run_ids.LAUNCH: "mine", "SLURM_JOB_ID": "7"}) == "slurm-7-0-0"
-    assert run_ids.new_run_id({run_ids.LAUNCH: "mine", "TORCHELASTIC_RUN_ID": "e"}) == "e-0"
+    elastic = {run_ids.LAUNCH: "mine", "TORCHELASTIC_RUN_ID": "e"}
+    of_a_node = run_ids.new_run_id({**elastic, launchers.LAUNCHER: "a:1:2"})
+    assert of_a_node.startswith("torchrun-e-0-")
+    assert of_a_node == run_ids.new_run_id({**elastic, launchers.LAUNCHER: "a:1:2"})
+    assert of_a_node != run_ids.new_run_id({**elastic, launchers.LAUNCHER: "b:1:2"})
+    assert of_a_node != run_ids.new_run_id(
+        {**elastic, launchers.LAUNCHER: "a:1:2", "TORCHELASTIC_RESTART_COUNT": "1"}
+    )
     assert run_ids.new_run_id({}) != run_ids.new_run_id({})
 
 

@@ -14,7 +14,7 @@ from sglang_instrument.analysis.dataset.stored_run import store_run
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
 from sglang_instrument.analysis.digests.parquet import write_parquet
 from sglang_instrument.analysis.executors.executor import Progress
-from sglang_instrument.analysis.reading.files import File, newest_runs, run_begins
+from sglang_instrument.analysis.reading.files import File, Newest, newest_runs, run_begins
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.span_files import SPANS
@@ -159,7 +159,7 @@ def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | Non
     return _Manifest(_VERSION, old.runs, list(now.values()), {**kept, **fresh}), len(fresh)
 
 
-def _state(file: File, newest: dict[str, str | None]) -> _State:
+def _state(file: File, newest: Newest) -> _State:
     return (file.path, file.size, file.mtime_ns, newest.get(file.folder))
 
 

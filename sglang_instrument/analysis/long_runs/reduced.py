@@ -18,6 +18,7 @@ from sglang_instrument.analysis.long_runs.periods import step_rows
 from sglang_instrument.analysis.long_runs.pieces import Piece, Where, read_piece
 from sglang_instrument.analysis.reading.files import (
     File,
+    Newest,
     RunFiles,
     headers_of,
     newest_runs,
@@ -33,9 +34,6 @@ from sglang_instrument.analysis.run.pruned import PRUNED
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of
 
-#: By folder, the id of its newest run; None where another run replaced its steps.
-Newest = dict[str, str | None]
-
 
 class Reduced(msgspec.Struct):
     """What is kept of a piece.
@@ -43,7 +41,8 @@ class Reduced(msgspec.Struct):
     Attributes:
         state: `state_of` what was read; "" if a file could not be read, or the run may still go on.
         rows: `step_rows` of its own steps, as Arrow.
-        newest: The newest run of each of its folders, as far as this piece shows it.
+        newest: The newest run of each of its folders, as far as this piece shows it; None where another run
+            replaced its steps.
         headers: `headers_of` all of its files, before older runs were left out.
         last_words: Of `last_words`.
         attendance: Of its own files.
@@ -55,7 +54,7 @@ class Reduced(msgspec.Struct):
 
     state: str
     rows: bytes
-    newest: Newest
+    newest: dict[str, str | None]
     headers: list[File]
     last_words: list[tuple[Process, int, bool]]
     attendance: list[Attendance]
@@ -97,7 +96,7 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
     reduced = Reduced(
         state=state if is_final else "",
         rows=_as_bytes(_rows_of(run, piece)),
-        newest=newest,
+        newest=dict(newest),
         headers=headers_of([file for file in files if file.folder in piece.folders]),
         last_words=[(process, *said) for process, said in last_words(known).items()],
         attendance=attendance(own, paths_outside_steps(own)),

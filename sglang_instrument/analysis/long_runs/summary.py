@@ -21,12 +21,14 @@ from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.long_runs.periods import launches_of
 from sglang_instrument.analysis.long_runs.piece_cache import PieceCache
 from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece
-from sglang_instrument.analysis.long_runs.reduced import Newest, Reduced, reduce_piece, state_of, sum_of
+from sglang_instrument.analysis.long_runs.reduced import Reduced, reduce_piece, state_of, sum_of
 from sglang_instrument.analysis.reading.files import (
     File,
+    Newest,
     RunFiles,
     newest_runs,
 )
+from sglang_instrument.analysis.reading.launches import at_once
 from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_word, is_over
 from sglang_instrument.analysis.run.cache import homes
 from sglang_instrument.analysis.run.health import Health
@@ -101,10 +103,7 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
         ends = piece is end and not piece.is_last
         if ends or any(newest.get(folder) != part.newest.get(folder) for folder in folders):
             again[at] = replace(piece, is_last=ends or piece.is_last)
-    known = {
-        piece: {folder: newest.get(folder) for folder in (*piece.folders, *piece.around)}
-        for piece in again.values()
-    }
+    known = {piece: newest.of_folders((*piece.folders, *piece.around)) for piece in again.values()}
     for at, part in zip(again, _reduce_all(run, known, cache, None), strict=True):
         parts[at] = part
     cache.forget_others()
@@ -197,12 +196,12 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     if not health.records and not any(file.controls for file in headers):
         raise LogError(f"{run.where.folder}: no records yet")
     health.missing = sorted(missing_in(part.attendance for part in parts))
-    health.runs = used_runs(headers)
+    health.runs, health.at_once = used_runs(headers), at_once(headers.all_launches)
     health.ignored += run.others
     health.unreadable.update(run.unreadable)
     newest_ns = max(part.changed_ns for part in parts)
-    over = is_over(run.base.home, [File("", 0, newest_ns)], health.runs)
-    health.ended_abruptly = gone_without_a_word(run.base.home, last, health.runs, over)
+    over = is_over(run.base.home, [File("", 0, newest_ns)], headers.members(health.runs))
+    health.ended_abruptly = gone_without_a_word(run.base.home, last, headers.members(health.runs), over)
     which = describe_runs(headers)
     lost: dict[str, dict[str, None]] = {}  # a path once, of which two pieces may tell
     for one in (run.base.lost, *(part.lost for part in parts)):

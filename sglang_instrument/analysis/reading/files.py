@@ -1,12 +1,13 @@
 """Keep what the reader found out about one log file: its control records, and what it could not read."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Final
+from functools import cached_property, partial
+from typing import Any, Final
 
 import msgspec
 
 from sglang_instrument.analysis.reading.folders import Place, place_at
+from sglang_instrument.analysis.reading.launches import Launch, launches_in
 from sglang_instrument.analysis.reading.lines import Extra
 from sglang_instrument.schema import EVENTS, LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
@@ -79,22 +80,61 @@ class File(msgspec.Struct, omit_defaults=True):
         return self.path.partition("/")[0]
 
 
+class Newest(dict[str, str | None]):
+    """The newest run of each folder; of a launch whose ranks made several ids, the first.
+
+    Attributes:
+        launches: By each other id of such a launch, its first one.
+    """
+
+    launches: Mapping[str, str] = {}
+
+    def counts(self, folder: str, run_id: str | None) -> bool:
+        """Return whether records of this run in this folder count; those of no run do."""
+        return run_id is None or self.launches.get(run_id, run_id) == self.get(folder)
+
+    def of_folders(self, folders: Iterable[str]) -> "Newest":
+        """Return the newest runs of some folders alone."""
+        some = Newest({folder: self.get(folder) for folder in folders})
+        some.launches = self.launches
+        return some
+
+
 class RunFiles(tuple[File, ...]):
     """The log files of a run. What many answers ask of all of them is found out once."""
 
     @cached_property
-    def newest(self) -> dict[str, str | None]:
+    def newest(self) -> Newest:
         """`newest_runs` of the files."""
-        return _newest_runs(self)
+        newest = Newest(_newest_runs(self))
+        newest.launches = self.launches
+        return newest
+
+    @cached_property
+    def all_launches(self) -> list[Launch]:
+        """The launches that wrote the files, the oldest first."""
+        return launches_in(self)
+
+    @cached_property
+    def launches(self) -> Mapping[str, str]:
+        """By each id of a run that is part of another one's launch, the id of that launch."""
+        return {run: launch.run_id for launch in self.all_launches for run in launch.runs[1:]}
+
+    def members(self, launches: Collection[str]) -> set[str]:
+        """Return the ids of all runs of these launches."""
+        return {*launches, *(run for run, launch in self.launches.items() if launch in launches)}
+
+    def launch_of(self, run_id: str | None) -> str:
+        """Return the id of the launch that a run is part of."""
+        return "" if run_id is None else self.launches.get(run_id, run_id)
 
     @cached_property
     def controls(self) -> dict[str, list[tuple[File, Control]]]:
         """By event, the control records that newest runs wrote, each with its file, in the order of files."""
         found: dict[str, list[tuple[File, Control]]] = {}
         for file in self:
-            newest = self.newest.get(file.folder)
             for control in file.controls:
-                if control.run_id is None or control.run_id == newest:
+                if self.newest.counts(file.folder, control.run_id):
                     found.setdefault(control.event, []).append((file, control))
         return found
 
@@ -104,46 +144,50 @@ class RunFiles(tuple[File, ...]):
         return files if isinstance(files, RunFiles) else RunFiles(files)
 
     @staticmethod
-    def part(files: Sequence[File], newest: Mapping[str, str | None]) -> "RunFiles":
+    def part(files: Sequence[File], newest: Newest) -> "RunFiles":
         """Return some files of a run; `newest` is that of all of its files, which these may not tell."""
         some = RunFiles(files)
-        some.newest = dict(newest)
+        some.newest, some.launches = newest, newest.launches
         return some
 
 
 def run_begins(files: Sequence[File]) -> dict[str, int]:
-    """Return when each run wrote its first header, in Unix microseconds; the oldest run first."""
+    """Return when each launch wrote its first header, in Unix microseconds; the oldest one first."""
     begun: dict[str, int] = {}
+    files = RunFiles.of(files)
     for file in files:
         for control in file.controls:
             if control.event == LOG_OPENED and control.run_id is not None:
-                begun[control.run_id] = min(control.time_us, begun.get(control.run_id, control.time_us))
+                run_id = files.launch_of(control.run_id)
+                begun[run_id] = min(control.time_us, begun.get(run_id, control.time_us))
     return dict(sorted(begun.items(), key=lambda one: one[1]))
 
 
 def only_run(files: Sequence[File], run_id: str) -> list[File]:
-    """Return the files that one run wrote to, without what other runs wrote to them."""
-    written = [file for file in files if run_id in {control.run_id for control in file.controls}]
-    return [_only_of(file, (run_id,)) for file in written]
+    """Return the files that one launch wrote to, without what others wrote to them."""
+    files = RunFiles.of(files)
+    runs = files.members({files.launch_of(run_id)})
+    written = [file for file in files if not runs.isdisjoint(control.run_id for control in file.controls)]
+    return [_only_of(file, runs.__contains__) for file in written]
 
 
-def only_newest(files: Sequence[File], newest: Mapping[str, str | None]) -> list[File]:
+def only_newest(files: Sequence[File], newest: Newest) -> list[File]:
     """Return files without what runs other than the `newest` of their folder wrote to them."""
-    return [_only_of(file, (None, newest.get(file.folder))) for file in files]
+    return [_only_of(file, partial(newest.counts, file.folder)) for file in files]
 
 
-def _only_of(file: File, runs: Collection[str | None]) -> File:
+def _only_of(file: File, counts: Callable[[str | None], bool]) -> File:
     """Return a file without what other runs wrote to it; None stands for records before any header."""
-    wrote = [number for number, one in enumerate(file.runs) if one in runs]
+    wrote = [number for number, run_id in enumerate(file.runs) if counts(run_id)]
     return msgspec.structs.replace(
         file,
         runs=[file.runs[number] for number in wrote],
         records=[file.records[number] for number in wrote],
-        controls=[control for control in file.controls if control.run_id in runs],
+        controls=[control for control in file.controls if counts(control.run_id)],
     )
 
 
-def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
+def newest_runs(files: Sequence[File]) -> Newest:
     """Return for each folder the id of its newest run: the one with the latest header there.
 
     A run that begins at step 3 replaces all later steps of older runs, also those that it has not reached
@@ -153,19 +197,20 @@ def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
     return RunFiles.of(files).newest
 
 
-def _newest_runs(files: Sequence[File]) -> dict[str, str | None]:
+def _newest_runs(files: RunFiles) -> dict[str, str | None]:
     newest: dict[str, tuple[int, str | None]] = {}
     first_steps = _first_steps(files)
     for file in files:
         for control in file.controls:
-            if control.event == LOG_OPENED and not _is_of_other(file, control, first_steps):
+            run_id = control.run_id and files.launch_of(control.run_id)
+            if control.event == LOG_OPENED and not _is_of_other(file, control, run_id, first_steps):
                 before = newest.get(file.folder)
                 if before is None or control.time_us >= before[0]:
-                    newest[file.folder] = (control.time_us, control.run_id)
+                    newest[file.folder] = (control.time_us, run_id)
     return {folder: run_id for folder, (_, run_id) in newest.items()}
 
 
-def _first_steps(files: Sequence[File]) -> dict[str, int]:
+def _first_steps(files: RunFiles) -> dict[str, int]:
     """Return the first training step of each run, the oldest run first; {} if there is only one run.
 
     It is the first of the trainer's, where the trainer logs.
@@ -173,12 +218,12 @@ def _first_steps(files: Sequence[File]) -> dict[str, int]:
     begun = run_begins(files)
     if len(begun) < 2:
         return {}
-    of_trainers = _first_bound([file for file in files if file.place and file.place.role == "trainer"])
-    first = {**_first_bound(files), **of_trainers}
+    trainers = [file for file in files if file.place and file.place.role == "trainer"]
+    first = {**_first_bound(files, files.launch_of), **_first_bound(trainers, files.launch_of)}
     return {run_id: first[run_id] for run_id in begun if run_id in first}
 
 
-def _first_bound(files: Sequence[File]) -> dict[str, int]:
+def _first_bound(files: Sequence[File], launch_of: Callable[[str | None], str]) -> dict[str, int]:
     """Return the first training step of each run among these files."""
     first: dict[str, int] = {}
     for file in files:
@@ -186,7 +231,7 @@ def _first_bound(files: Sequence[File]) -> dict[str, int]:
             continue
         for control in file.controls:
             if control.event == LOG_OPENED and _binds_step(file.place, control):
-                run_id = control.run_id or ""
+                run_id = launch_of(control.run_id)
                 first[run_id] = min(file.place.step, first.get(run_id, file.place.step))
     return first
 
@@ -196,9 +241,8 @@ def _binds_step(place: Place, control: Control) -> bool:
     return place.step is not None and (place.step > 0 or control.extra.step_bound is True)
 
 
-def _is_of_other(file: File, header: Control, first_steps: dict[str, int]) -> bool:
+def _is_of_other(file: File, header: Control, run_id: str | None, first_steps: dict[str, int]) -> bool:
     """Return whether a later run began at the step of a file, or before it; or this one after it."""
-    run_id = header.run_id
     if file.place is None or file.place.step is None or run_id not in first_steps:
         return False
     if file.place.step < first_steps[run_id] and _binds_step(file.place, header):
@@ -210,7 +254,7 @@ def _is_of_other(file: File, header: Control, first_steps: dict[str, int]) -> bo
 def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], bool]:
     """Return a function (file, run id) that is true for records of the newest run, or of no run."""
     newest = newest_runs(files)
-    return lambda file, run_id: run_id is None or run_id == newest.get(file.folder)
+    return lambda file, run_id: newest.counts(file.folder, run_id)
 
 
 def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]:
@@ -220,24 +264,26 @@ def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]
 
 def headers_of(files: Sequence[File]) -> list[File]:
     """Return files with a few headers that tell the same of launches and newest runs as all of them."""
-    first: dict[tuple[str, str, str | None, bool | None], Control] = {}
-    last: dict[tuple[str, str, str | None, bool | None], Control] = {}
+    first: dict[tuple[Any, ...], Control] = {}
+    last: dict[tuple[Any, ...], Control] = {}
     names: dict[tuple[str, str], str] = {}
     for file in files:
         role = "" if file.place is None else file.place.role
         names.setdefault((file.folder, role), file.path)
         for control in file.controls:
             if control.event == LOG_OPENED:
-                key = (file.folder, role, control.run_id, control.extra.step_bound)
+                launch = control.extra.launch, control.extra.launcher, control.extra.rank
+                key = (file.folder, role, control.run_id, control.extra.step_bound, *map(str, launch))
                 if key not in first or control.time_us < first[key].time_us:
                     first[key] = control
                 if key not in last or control.time_us >= last[key].time_us:
                     last[key] = control
     kept: dict[tuple[str, str], list[Control]] = {place: [] for place in names}
     for headers in (first, last):
-        for (folder, role, run_id, bound), header in headers.items():
-            extra = Extra(step_bound=bound)
-            kept[folder, role].append(Control(LOG_OPENED, run_id, header.time_us, extra))
+        for (folder, role, *_), header in headers.items():
+            was = header.extra
+            extra = Extra(step_bound=was.step_bound, launch=was.launch, launcher=was.launcher, rank=was.rank)
+            kept[folder, role].append(Control(LOG_OPENED, header.run_id, header.time_us, extra))
     return [File(names[place], 0, 0, controls=controls) for place, controls in kept.items()]
 
 

@@ -50,6 +50,9 @@ class Extra(Struct, gc=False, omit_defaults=True):
     # of control records
     log_version: Integer | None = None
     run_id: str | None = None
+    launch: Any = None
+    launcher: Any = None
+    rank: Any = None
     step_bound: bool | None = None
     pid: Integer | None = None
     written: Integer | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sglang_instrument.analysis.reading.launches import Launch, joined
 from sglang_instrument.analysis.reading.liveness import is_alive
 from sglang_instrument.analysis.reading.processes import read_process
 from sglang_instrument.errors import LogError
@@ -21,9 +22,9 @@ class RunProcesses:
 
     Attributes:
         folder: The experiment's folder.
-        run_id: The newest run.
+        run_id: The newest run; of a launch whose ranks made several ids, the first.
         processes: Its processes by name, such as "worker_3".
-        older: Names of the processes of earlier runs.
+        older: Names of the processes of other runs.
         unreadable: By file that could not be read, the reason.
     """
 
@@ -43,22 +44,46 @@ def read_processes(folder: Path) -> RunProcesses:
     read: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
     newest = (0.0, "")
+    last: dict[tuple[Any, Any, Any], tuple[float, dict[str, Any]]] = {}
     for path in _files(folder / "processes"):
         try:
             facts = read_process(path)
             if path.parent.name == REACHED and _identity(facts) in map(_identity, read.values()):
                 continue  # it has recorded since, and has a file under its role
             read[path.stem] = {**facts, "state": _state(folder, path.stem, facts)}
-            newest = max(newest, (path.stat().st_mtime, str(facts.get("run_id"))))
+            written_at = path.stat().st_mtime
+            newest = max(newest, (written_at, str(facts.get("run_id"))))
+            last[_identity(facts)] = max(
+                last.get(_identity(facts), (0.0, {})), (written_at, facts), key=_time
+            )
         except (OSError, LogError) as error:
             unreadable[path.name] = str(error)
     if not read:
         raise LogError(
             f"{folder}: processes/ holds no readable file; the other commands can still read the logs"
         )
-    run_id = newest[1]
-    ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
-    return RunProcesses(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
+    read = {name: facts | _of_process(last[_identity(facts)][1]) for name, facts in read.items()}
+    launch = next((launch for launch in _launches(read, last) if newest[1] in launch.runs), None)
+    runs = [newest[1]] if launch is None else launch.runs
+    ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) in runs}
+    return RunProcesses(folder.absolute(), runs[0], ours, sorted(read.keys() - ours.keys()), unreadable)
+
+
+def _launches(read: Mapping[str, dict[str, Any]], last: Mapping[Any, tuple[float, Any]]) -> list[Launch]:
+    """Return the launches that these processes belong to: see `launches`."""
+    runs: dict[str, Launch] = {}
+    for facts in read.values():
+        begin_us = facts.get("started_us")
+        if facts.get("launch") is None or not isinstance(begin_us, int):
+            continue
+        run_id, end_us = str(facts.get("run_id")), int(last[_identity(facts)][0] * 1e6)
+        part = Launch(run_id, begin_us, end_us, runs=[run_id])
+        run = runs.setdefault(run_id, part)
+        run.begin_us, run.end_us = min(run.begin_us, begin_us), max(run.end_us, end_us)
+        run.keys.add(str(facts["launch"]))
+        run.launchers.add(str(facts.get("launcher")))
+        run.ranks.add(str(facts.get("rank")) if facts.get("rank") is not None else run_id)
+    return joined(runs.values())
 
 
 def _files(folder: Path) -> list[Path]:
@@ -69,6 +94,18 @@ def _files(folder: Path) -> list[Path]:
 
 def _identity(facts: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return facts.get("run_id"), facts.get("host"), facts.get("pid")
+
+
+def _time(written: tuple[float, dict[str, Any]]) -> float:
+    return written[0]
+
+
+def _of_process(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the newest description of a process says for all of its workers.
+
+    A process with several workers describes each once, and rewrites only the first while it records.
+    """
+    return {key: facts[key] for key in ("records", "patches", "notices", "workers") if key in facts}
 
 
 def _in_order(path: Path) -> tuple[str, int, str]:

@@ -9,7 +9,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import digest_records
 from sglang_instrument.analysis.executors.executor import BatchResult, Tables
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
-from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.files import File, Newest
 from sglang_instrument.analysis.reading.reader import Reading, read_files
 from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
@@ -29,7 +29,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     tables: str
     names: tuple[str, ...] = ()
     target: str = ""
-    newest: dict[str, str | None] = {}
+    newest: Newest = msgspec.field(default_factory=Newest)
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Return the files as read, and their tables."""

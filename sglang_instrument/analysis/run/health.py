@@ -27,6 +27,7 @@ class Health:
         local_times: Records whose timestamp has no UTC offset; it counts as UTC.
         runs: Run ids whose records are used, oldest first.
         older: Records left out because a newer run wrote the same step, by run id.
+        at_once: Ids of launches that wrote steps at the same time, because they share the experiment's name.
         dropped: Records that the writers report as dropped.
         sampled_out: Records that the writers left out by sampling, as configured.
         unclosed: (step, validate, worker) of files that have neither a `step_closed` nor, at their end, a
@@ -53,6 +54,7 @@ class Health:
     local_times: int = 0
     runs: list[str] = field(default_factory=list)
     older: dict[str, int] = field(default_factory=dict)
+    at_once: list[str] = field(default_factory=list)
     dropped: int = 0
     sampled_out: int = 0
     unclosed: list[tuple[int, bool, int]] = field(default_factory=list)
@@ -72,7 +74,8 @@ class Health:
         return f"{read}: {'; '.join([*(faults or ['nothing dropped, torn or left open']), *notes])}"
 
     def _faults(self) -> list[tuple[int, str]]:
-        older = sum(self.older.values())
+        older = {run: records for run, records in self.older.items() if run not in self.at_once}
+        beside = sum(self.older.values()) - sum(older.values())
         return [
             (self.dropped, f"{self.dropped:,} dropped by the writer"),
             (self.torn, f"{self.torn} torn {_plural(self.torn, 'line')}"),
@@ -86,7 +89,12 @@ class Health:
             (len(self.newer), f"written by a newer version, fields may be misread: {self._name_newer()}"),
             (self.open_spans, f"{self.open_spans} {_plural(self.open_spans, 'report')} of open spans"),
             (len(self.unreadable), f"unreadable: {', '.join(self.unreadable)}"),
-            (older, f"{older:,} records of older runs left out ({', '.join(self.older)})"),
+            (len(older), f"{sum(older.values()):,} records of older runs left out ({', '.join(older)})"),
+            (
+                len(self.at_once),
+                f"{len(self.at_once)} launches wrote here at the same time ({', '.join(self.at_once)}), so "
+                f"{beside:,} records are left out: give each an EXPERIMENT_NAME of its own",
+            ),
             (self.sampled_out, f"{self.sampled_out:,} left out by sampling, as configured"),
             (self.headerless, f"{self.headerless} {_plural(self.headerless, 'file')} without log_opened"),
         ]

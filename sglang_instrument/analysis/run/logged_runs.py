@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from sglang_instrument.analysis.reading.files import File, newest_runs, run_begins
+from sglang_instrument.analysis.reading.files import File, RunFiles, newest_runs, run_begins
+from sglang_instrument.analysis.reading.launches import at_once
 from sglang_instrument.errors import LogError
 
 _NAMED: Final = 10  # run ids in an error
@@ -29,9 +30,11 @@ def _exists(path: Path) -> bool:
 
 
 def find_run_id(folder: Path, files: Sequence[File], wanted: str) -> str:
-    """Return the id of the run that begins with `wanted`; raise LogError if none or several do."""
+    """Return the id of the launch with a run that begins with `wanted`; raise LogError if not one has."""
+    files = RunFiles.of(files)
     known = list(run_begins(files))
-    found = [wanted] if wanted in known else [one for one in known if one.startswith(wanted)]
+    begun = [run_id for run_id in files.members(known) if run_id.startswith(wanted)]
+    found = [wanted] if wanted in known else sorted({files.launch_of(run_id) for run_id in begun})
     if len(found) == 1:
         return found[0]
     why = f"{len(found)} runs begin with" if found else "no run"
@@ -40,21 +43,27 @@ def find_run_id(folder: Path, files: Sequence[File], wanted: str) -> str:
 
 
 def runs_of_trainers(files: Sequence[File]) -> list[str]:
-    """Return the ids of the runs that logged steps, oldest first; without any, those of the engine's logs.
+    """Return the ids of the launches that logged steps, oldest first; without any, those of engine's logs.
 
     Servers that are started by hand have a run id of their own.
     """
-    of_steps = [file for file in files if file.place is not None and file.place.step is not None]
-    return list(run_begins(of_steps) or run_begins(files))
+    files = RunFiles.of(files)
+    of_steps = {launch.run_id for launch in files.all_launches if launch.logs_steps}
+    begun = list(run_begins(files))
+    return [run_id for run_id in begun if run_id in of_steps] or begun
 
 
 def describe_runs(files: Sequence[File]) -> str:
     """Return which run the steps of a folder are of, where several runs share it; else ""."""
-    runs = runs_of_trainers(files)
+    files = RunFiles.of(files)
+    runs, beside = runs_of_trainers(files), at_once(files.all_launches)
     if len(runs) < 2:
         return ""
-    of_older = sum(
-        1 for folder, run in newest_runs(files).items() if run in runs[:-1] and folder.startswith("step_")
-    )
-    rest = f"; {of_older} {'step is' if of_older == 1 else 'steps are'} of older runs" if of_older else ""
+    steps = [run for folder, run in newest_runs(files).items() if folder.startswith("step_")]
+    older = sum(1 for run in steps if run in runs[:-1] and run not in beside)
+    others = sum(1 for run in steps if run in runs[:-1] and run in beside)
+    rest = f"; {older} {'step is' if older == 1 else 'steps are'} of older runs" if older else ""
+    rest += f"; {others} {'step is' if others == 1 else 'steps are'} of the others" if others else ""
+    if runs[-1] in beside:
+        return f"run {runs[-1]}, one of {len(beside)} launches that write here at the same time{rest}"
     return f"run {runs[-1]}, the newest of {len(runs)}{rest}"

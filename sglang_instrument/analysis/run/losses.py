@@ -14,6 +14,7 @@ from sglang_instrument.analysis.reading.files import (
     newest_runs,
     run_begins,
 )
+from sglang_instrument.analysis.reading.launches import at_once
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.outside import paths_outside_steps, unbound_paths
 from sglang_instrument.analysis.run.pruned import day_of
@@ -55,7 +56,7 @@ def health_of(files: Sequence[File]) -> Health:
                 health.outside += records if file.path in outside else 0
             elif records:
                 health.older[str(run_id)] = health.older.get(str(run_id), 0) + records
-    health.runs = used_runs(files)
+    health.runs, health.at_once = used_runs(files), at_once(files.all_launches)
     health.newer = _newer(files)
     health.open_spans = len(controls_of(files, OPEN_SPANS))
     for _, dropped, sampled_out in left_out_by_file(files):

@@ -89,7 +89,9 @@ class Run:
         health.ignored += [] if self.is_dataset else self.executor.list_others()
         if isinstance(self.executor, ForeignExecutor):
             tell_foreign(health, self.executor)
-        health.ended_abruptly = ended_abruptly(self.home, self.files, health.runs, self.is_over)
+        health.ended_abruptly = ended_abruptly(
+            self.home, self.files, self.files.members(health.runs), self.is_over
+        )
         return health
 
     @cached_property
@@ -117,7 +119,7 @@ class Run:
     @cached_property
     def is_over(self) -> bool:
         """Whether no process writes to it any more, as far as this host can tell."""
-        return is_over(self.home, self.files, used_runs(self.files))
+        return is_over(self.home, self.files, self.files.members(used_runs(self.files)))
 
     @cached_property
     def pruned_steps(self) -> set[tuple[int, bool]]:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import polars as pl
 
 from sglang_instrument.analysis.digests.parquet import write_parquet
+from sglang_instrument.analysis.reading.files import Newest
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
@@ -20,9 +21,7 @@ NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION: Final = ("run_id", "step")
 
 
-def write_spans(
-    target: Path, reading: Reading, newest: dict[str, str | None], columns: Sequence[str]
-) -> pl.DataFrame:
+def write_spans(target: Path, reading: Reading, newest: Newest, columns: Sequence[str]) -> pl.DataFrame:
     """Write the spans of newest runs below `target`, each file at once.
 
     Args:
@@ -37,7 +36,7 @@ def write_spans(
     numbers = [
         number
         for number, source in enumerate(reading.sources)
-        if source.run_id is None or source.run_id == newest.get(source.place.folder)
+        if newest.counts(source.place.folder, source.run_id)
     ]
     files = pl.DataFrame(
         {

@@ -20,7 +20,7 @@ record, what did it drop. `check` finds torn, missing or unfinished logs; `docto
 
 A process describes itself when its code is patched, every 10 s while it records, and when it ends. Below the
 table are the missing events with the reason, and the notices of the processes.
---json prints {"folder", "run_id", "older" (processes of earlier runs), "unreadable", "processes": [...]}."""
+--json prints {"folder", "run_id", "older" (processes of other runs), "unreadable", "processes": [...]}."""
 
 _PROCESSES: Final = (
     Column("process", 'role and rank; "reached" if it has recorded nothing so far'),
@@ -154,7 +154,7 @@ def _ended_abruptly(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]
 
 def _left_out(described: RunProcesses) -> Iterator[str]:
     if described.older:
-        yield f"not shown, from earlier runs: {', '.join(described.older)}"
+        yield f"not shown, from other runs: {', '.join(described.older)}"
     for name, reason in described.unreadable.items():
         yield f"processes/{name} cannot be read: {reason}"
 

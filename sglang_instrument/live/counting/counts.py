@@ -6,6 +6,7 @@ from typing import Final
 
 from sglang_instrument.analysis.reading.columns import response_tokens
 from sglang_instrument.analysis.reading.folders import Place
+from sglang_instrument.analysis.reading.launches import Launch, launch_from
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode
 from sglang_instrument.live.counting.endings import Endings
 from sglang_instrument.live.counting.endings import StepKey as StepKey
@@ -107,6 +108,7 @@ class Counts:
 
     Attributes:
         run_id: The run that is counted; lines of others count for nothing.
+        members: The ids of the runs that are counted: ranks of one launch may have several.
         processes: By role and rank.
         steps: The parts of the newest steps, by role and rank of the worker.
         endings: Which steps are finished.
@@ -117,6 +119,8 @@ class Counts:
     def __init__(self, wanted: str = "") -> None:
         self._wanted = wanted
         self.run_id: str | None = None
+        self.members: set[str] = set()
+        self._launch: Launch | None = None
         self._begun_us: dict[str, int] = {}  # by run: its first header
         self.processes: dict[WorkerKey, Process] = {}
         self.steps: dict[StepKey, dict[WorkerKey, Part]] = {}
@@ -272,16 +276,32 @@ class Counts:
             part.take_report(extra.spans or [], end_us(line))
 
     def _opened(self, line: Line, extra: Extra, writer: _Writer, place: Place) -> None:
-        writer.run_id, writer.dropped = extra.run_id, 0
-        writer.is_outside = extra.step_bound is False
         at_us = end_us(line)
-        if extra.run_id is not None:
-            self._begun_us[extra.run_id] = min(self._begun_us.get(extra.run_id, at_us), at_us)
-            if place.step is not None and self._is_wanted(extra.run_id):
-                self._begin_run(extra.run_id, writer, place)
+        run_id = self.run_id if self._is_member(extra, at_us) else extra.run_id
+        writer.run_id, writer.dropped = run_id, 0
+        writer.is_outside = extra.step_bound is False
+        if run_id is not None:
+            self._begun_us[run_id] = min(self._begun_us.get(run_id, at_us), at_us)
+            if place.step is not None and self._is_wanted(run_id):
+                self._begin_run(run_id, writer, place)
+                self._launch = launch_from(extra, at_us)
         if self._counts(writer):
             writer.process.opened_us = max(writer.process.opened_us, at_us)
             self._part(line, writer, place)
+
+    def _is_member(self, extra: Extra, at_us: int) -> bool:
+        """Return whether a header is of another rank of the launch that is counted; then remember its run."""
+        launch, part = self._launch, launch_from(extra, at_us)
+        if launch is None or part is None or launch.keys != part.keys:
+            return False
+        running = any(not process.log_closed for process in self.processes.values())
+        last_us = max((process.last_us for process in self.processes.values()), default=0)
+        launch.written_us = max(at_us if running else 0, last_us)
+        if part.run_id not in self.members and not launch.takes(part):
+            return False
+        launch.join(part)
+        self.members.add(part.run_id)
+        return True
 
     def _is_wanted(self, run_id: str) -> bool:
         """Return whether to leave the run that is counted for this one: the wanted, else the newest one."""
@@ -299,7 +319,7 @@ class Counts:
             self.endings, self.calls = Endings(), EngineCalls()
             writer.process, writer.part = Process(stems={place.stem}), None
             self.processes[place.role, place.worker] = writer.process
-        self.run_id = run_id
+        self.run_id, self.members = run_id, {run_id}
 
 
 def folder_of(step: StepKey) -> str:

@@ -1,5 +1,6 @@
 """Tell which processes of a run are alive, as far as this host can tell."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ class Liveness:
     alive: dict[str, bool | None] = field(default_factory=dict)
     _facts: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
 
-    def look(self, run_id: str | None) -> None:
-        """Look at the processes of one run again."""
+    def look(self, runs: Collection[str]) -> None:
+        """Look at the processes of these runs again."""
         self.alive = {}
         try:
             paths = sorted((self.folder / "processes").glob("*.json"))
@@ -31,7 +32,7 @@ class Liveness:
             return
         for path in paths:
             facts = self._read(path)
-            if facts is not None and facts.get("run_id") == run_id:
+            if facts is not None and facts.get("run_id") in runs:
                 self.alive[path.stem] = is_alive(self.folder, path.stem, facts)
 
     def _read(self, path: Path) -> dict[str, Any] | None:

@@ -5,19 +5,17 @@ its own `try`: a field that cannot be read is left out, and the other fields are
 """
 
 import ast
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any, Final, cast
 
-from sglang_instrument.patching.probes import bound_ids, finished_regions
 from sglang_instrument.patching.probes.reader_code import (
     CONDITION,
     EACH,
     FIELDS,
     HERE,
     HOLDS,
+    REGISTRY,
     RUN,
     assign,
     call,
@@ -29,6 +27,7 @@ from sglang_instrument.patching.probes.reader_code import (
     take_record_step,
     take_step,
 )
+from sglang_instrument.patching.probes.reader_names import NAMESPACE
 from sglang_instrument.patching.tables import field_functions
 from sglang_instrument.patching.tables.field_language import (
     BEFORE,
@@ -42,8 +41,6 @@ from sglang_instrument.patching.tables.field_language import (
     Path,
     Step,
 )
-from sglang_instrument.recording.measure.values import SCALARS, reduce_value
-from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 #: Reads fields: (the ending run, or None at entry; *locals) -> fields. From the run it reads `duration_sec`,
 #: `inside` (records by event) and `value` (the returned value, or the item).
@@ -53,36 +50,6 @@ Condition = Callable[..., Any]
 
 _DURATION: Final = "duration_sec"  # a field of every record
 _OF_RECORDS: Final = frozenset({INSIDE, BEFORE, LAST})  # roots that lead to those of other regions
-_PLAIN: Final = frozenset({dict, list, tuple})
-_NAMESPACE: Final = {
-    "__sglang_plain": _PLAIN,
-    "__sglang_type": type,
-    "__sglang_dict": dict,
-    "__sglang_error": BaseException,
-    "__sglang_reraise": reraise_if_programs_own,
-    "__sglang_unbound": field_functions.UNBOUND,
-    "__sglang_unreadable": field_functions.Unreadable,
-    "__sglang_attribute": field_functions.attribute,
-    "__sglang_chosen": field_functions.chosen,
-    "__sglang_elements": field_functions.elements,
-    "__sglang_key": field_functions.key,
-    "__sglang_percent": field_functions.percent,
-    "__sglang_pick": field_functions.pick,
-    "__sglang_truth": field_functions.truth,
-    "__sglang_reduce": reduce_value,
-    "__sglang_scalars": SCALARS,
-    "__sglang_sum": sum,
-    "__sglang_map": map,
-    "__sglang_duration": itemgetter(_DURATION),
-    "__sglang_len": len,
-    "__sglang_size": field_functions.size,
-    "__sglang_sized": field_functions.SIZED,
-    "__sglang_bound": bound_ids.bound,
-    "__sglang_latest": bound_ids.latest,
-    "__sglang_before": finished_regions.before,
-    "__sglang_last": finished_regions.last,
-    "__sglang_modules": sys.modules,
-}
 
 
 def locals_of(expressions: Iterable[Expression]) -> tuple[str, ...]:
@@ -130,7 +97,7 @@ def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Re
 def _build(
     expressions: Mapping[str, Expression], arguments: ast.arguments, returned: str, start: ast.expr
 ) -> Callable[..., Any]:
-    namespace = dict(_NAMESPACE)
+    namespace = dict(NAMESPACE)
     body: list[ast.stmt] = [assign(returned, start)]
     for name, expression in expressions.items():
         body += _field(name, expression, namespace)
@@ -158,7 +125,7 @@ def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list
 
 def _unless_missing(value: Path | Constant, attempt: list[ast.stmt]) -> list[ast.stmt]:
     """Return the attempt; if its last step is a key, it stores nothing where a dict lacks that key."""
-    if isinstance(value, Constant) or value.function is not None or not _ends_at_key(value):
+    if isinstance(value, Constant) or value.function or value.registry or not _ends_at_key(value):
         return attempt
     is_there = ast.Compare(key_of(value.steps[-1]), [ast.In()], [load(HERE)])
     is_no_dict = ast.Compare(call("__sglang_type", load(HERE)), [ast.IsNot()], [load("__sglang_dict")])
@@ -198,6 +165,10 @@ def _attempt(
         return [*statements, assign(HERE, end), store_as_is(name, _size_here())]
     elif value.function is not None:
         end = _measured(value, end, namespace)
+    if value.registry is not None:
+        to_registry, registry = _walk(value.registry, expression)
+        statements = [*to_registry, assign(REGISTRY, registry), *statements]
+        end = call("__sglang_known", end, load(REGISTRY))
     if of_records:  # values in a record were reduced when it was made
         return [*statements, store_as_is(name, end)]
     return [*statements, *store(name, end)]

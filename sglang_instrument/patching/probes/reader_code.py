@@ -13,6 +13,7 @@ HOLDS: Final = "__sglang_holds"
 HERE: Final = "__sglang_here"
 EACH: Final = "__sglang_each"
 VALUE: Final = "__sglang_value"
+REGISTRY: Final = "__sglang_registry"
 
 #: Stands for the name of a field whose value is a condition: no table can write it.
 CONDITION: Final[Any] = object()

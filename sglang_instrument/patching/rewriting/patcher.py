@@ -75,11 +75,9 @@ class Patcher:
         self._entries: list[SwappedEntry] = []
         self._patched: dict[str, ModuleType] = {}
         self._sites: dict[tuple[Target, Origin], Site] = {}
-
-    @property
-    def modules(self) -> frozenset[str]:
-        """Names of the modules that hold targets."""
-        return frozenset(name for table in self._tables for name in table.modules)
+        self._results: tuple[Site, ...] | None = None  # None: the sites have changed since
+        #: Names of the modules that hold targets.
+        self.modules = frozenset(name for table in self._tables for name in table.modules)
 
     def install(self) -> None:
         """Patch the modules that are imported already, and later ones after their import."""
@@ -104,19 +102,25 @@ class Patcher:
             self._entries.clear()
             self._patched.clear()
             self._sites.clear()
+            self._results = None
             return [reason for reason in left if reason is not None]
 
-    def results(self) -> list[Site]:
-        """Return the sites of each region: all where it was found, else its candidates' best result."""
+    def results(self) -> tuple[Site, ...]:
+        """Return the sites of each region: all where it was found, else its candidates' best result.
+
+        Until a site changes, the same object is returned: callers may keep what they made of it.
+        """
         with self._lock:
             if self._installed:
                 self._patch_ready()
-            return [
-                site
-                for table in self._tables
-                for patch in table.patches
-                for site in best_sites(patch, self._sites_of(table, patch))
-            ]
+            if self._results is None:
+                self._results = tuple(
+                    site
+                    for table in self._tables
+                    for patch in table.patches
+                    for site in best_sites(patch, self._sites_of(table, patch))
+                )
+            return self._results
 
     def _sites_of(self, table: Table, patch: Patch) -> list[Site]:
         sites: list[Site] = []
@@ -133,6 +137,7 @@ class Patcher:
         with self._lock:
             if self._installed:
                 self._patched.pop(name, None)  # a reload runs the callback again
+                self._results = None
                 self._patch_ready({name: module})
 
     def _patch_ready(self, also: Mapping[str, ModuleType] = MappingProxyType({})) -> None:
@@ -145,6 +150,7 @@ class Patcher:
         jobs: dict[int, _Job] = {}
         for name, module in modules.items():
             self._patched[name] = module
+            self._results = None
             for table in self._tables:
                 for patch in table.patches:
                     targets = [target for target in patch.targets if target.module == name]
@@ -240,6 +246,7 @@ class Patcher:
         ]
 
     def _note(self, sites: Iterable[Site]) -> None:
+        self._results = None
         for site in sites:
             self._sites[site.target, site.region.origin] = site
 

@@ -141,6 +141,18 @@ def unique(values: Any) -> list[Any]:
     return list(dict.fromkeys(elements(values)))
 
 
+def known(value: Any, registry: Any) -> Any:
+    """Return a name if `registry` has it, else "unknown": a model may call a tool by any text.
+
+    Args:
+        value: The name, or several that `[*]` gave.
+        registry: A collection of names, or a mapping by name.
+    """
+    if type(value) is list:
+        return [known(one, registry) for one in value]
+    return value if isinstance(value, str) and value in registry else "unknown"
+
+
 def minus(amount: int) -> Measure:
     """Return a function that subtracts `amount` from a number."""
     return lambda value: number(value) - amount

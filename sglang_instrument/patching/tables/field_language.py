@@ -1,7 +1,7 @@
 """Parse the field language of patch tables.
 
 FIELD  = VALUE {"|" VALUE}                      the first that resolves
-VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
+VALUE  = PATH ["in" PATH] | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
 PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute] | [?local.attribute]}
          [{ NEW: OLD, ... }]
 ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | last.EVENT | bound.ID
@@ -63,16 +63,20 @@ class Step:
 class Path:
     """Begin at a root and follow the steps; `function` measures the value at the end.
 
-    `is_local`: the root is a local, even if it has the name of a reserved root.
+    `registry` leads to the names that the value may have. `is_local`: the root is a local, even if it has the
+    name of a reserved root.
     """
 
     root: str
     steps: tuple[Step, ...] = ()
     function: str | None = None
     is_local: bool = False
+    registry: "Path | None" = None
 
     def locals(self, reserved: frozenset[str]) -> Iterator[str]:
-        """Yield the locals at which the path and its keys begin."""
+        """Yield the locals at which the path, its keys and its registry begin."""
+        if self.registry is not None:
+            yield from self.registry.locals(reserved)
         if self.is_local or self.root not in reserved:
             yield self.root
         for step in self.steps:
@@ -200,7 +204,14 @@ class _Parser:
         self._advance()
         if word in ("true", "false"):
             return Constant(word == "true")
-        return self._call(word) if self._take("(") else self._path(word)
+        return self._call(word) if self._take("(") else self._known(self._path(word))
+
+    def _known(self, path: Path) -> Path:
+        """Return the path, with its registry if `in` follows."""
+        if (self.kind, self.word) != ("name", "in"):
+            return path
+        self._advance()
+        return replace(path, registry=self._path(self._name("the local that holds the known names")))
 
     def _call(self, function: str) -> Path:
         if function not in NEEDS_CONTEXT and measure_named(function) is None:

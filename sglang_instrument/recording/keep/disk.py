@@ -27,6 +27,11 @@ class Disk:
         self._waiting: SimpleQueue[Job] = _Queue()
         self._thread = OwnThread(self._run, "sglang_instrument-disk")
 
+    @property
+    def started(self) -> bool:
+        """Whether the thread was started; until then, `do_what_waits` does its work."""
+        return self._thread.started
+
     def start(self, at_once: bool = False) -> bool:
         """Start the thread, as `OwnThread.start` does; return whether it was started."""
         return self._thread.start(at_once)

@@ -8,11 +8,15 @@ import fcntl
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 from sglang_instrument.config import component
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.measure.identity import file_name
 from sglang_instrument.recording.safety.notices import notice
+
+_TAKEN: Final = "another process writes it"
+_MOST_CHILDREN: Final = 10_000  # of one process at once; each that lives costs the next one 10 us
 
 
 class Claims:
@@ -24,27 +28,35 @@ class Claims:
     """
 
     def __init__(self, folder: Path, parents: Collection[tuple[str, int]] = ()) -> None:
-        self._folder = folder / ".locks"
+        self._folder = f"{folder}/.locks"
         self._parents = parents
         self._names: dict[tuple[str, int], str] = {}
         self._descriptors: list[int] = []
 
+    def __len__(self) -> int:
+        """Return how many names this process has claimed."""
+        return len(self._names)
+
     def name(self, role: str, rank: int) -> str:
         """Return the name of this process's files: see `file_name`; with `.<host>-<pid>` if that is taken.
+
+        A forked child has `.<host>-c0`, or the lowest number that no other living child has: a program may
+        fork a process for each reward, and its files stay as few as the children that live at once.
 
         Raises:
             OSError: The folder cannot be created; nothing is claimed yet.
         """
         known = self._names.get((role, rank))
         if known is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            os.makedirs(self._folder, exist_ok=True)  # noqa: PTH103 - a forked child has no time for pathlib
             name = component(file_name(role, rank))
-            is_own = self._claim(name, (role, rank) in self._parents)
-            known = self._names[role, rank] = name if is_own else f"{name}.{HOST}-{os.getpid()}"
+            is_parents = (role, rank) in self._parents
+            known = self._lowest_free(name) if is_parents else self._or_own(name, self._claim(name))
+            self._names[role, rank] = known
         return known
 
     def held(self) -> list[tuple[str, int, str]]:
-        """Return (role, rank, name) of each claim."""
+        """Return (role, rank, name) of each claim, the first one first."""
         return [(role, rank, name) for (role, rank), name in self._names.items()]
 
     def release(self) -> None:
@@ -54,24 +66,34 @@ class Claims:
         self._descriptors.clear()
         self._names.clear()
 
-    def _claim(self, name: str, is_parents: bool) -> bool:
-        """Return whether this process is now the only one that writes files of this name."""
-        if is_parents:
-            return _refused(name, "the parent process writes it")
+    def _lowest_free(self, name: str) -> str:
+        """Claim the lowest number of a child that no living process has."""
+        reason = _TAKEN
+        for number in range(_MOST_CHILDREN):
+            reason = self._claim(f"{name}.{HOST}-c{number}")
+            if reason != _TAKEN:
+                break
+        return f"{name}.{HOST}-c{number}" if not reason else self._or_own(name, reason)
+
+    def _or_own(self, name: str, reason: str) -> str:
+        """Return the name if it could be claimed; else say why not, and return one of this process alone."""
+        if not reason:
+            return name
+        own = f"{name}.{HOST}-{os.getpid()}"
+        notice("claim", f"{name}: {reason}; this process writes {own}.jsonl instead")
+        return own
+
+    def _claim(self, name: str) -> str:
+        """Try to be the only process that writes files of this name; return why not, "" if it is."""
+        path = f"{self._folder}/{name}.lock"
         try:
-            descriptor = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            return _refused(name, f"the lock file cannot be opened ({error})")
+            return f"the lock file cannot be opened ({error})"
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            taken = isinstance(error, BlockingIOError)
-            return _refused(name, "another process writes it" if taken else f"locking failed ({error})")
+            return _TAKEN if isinstance(error, BlockingIOError) else f"locking failed ({error})"
         self._descriptors.append(descriptor)
-        return True
-
-
-def _refused(name: str, reason: str) -> bool:
-    notice("claim", f"{name}: {reason}; this process writes {name}.{HOST}-{os.getpid()}.jsonl instead")
-    return False
+        return ""

@@ -17,10 +17,12 @@ from sglang_instrument.recording.keep.file_locks import Claims
 from sglang_instrument.recording.keep.open_file import OpenFile
 from sglang_instrument.recording.measure.context import Scope, count_dropped, forget_scope, scopes
 from sglang_instrument.recording.measure.values import make_encodable
-from sglang_instrument.recording.safety.notices import notice
+from sglang_instrument.recording.safety.notices import notice, noticed
 from sglang_instrument.regular_files import demand_regular, write_anew
 
 _MOST_OPEN: Final = 16
+# Read access, too: the file's last byte shows whether its last line is complete.
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 #: How often a process that keeps recording rewrites its file in `processes/`.
 NEWS_EVERY_SEC: Final = 10.0
 QUIET_SEC: Final = 1.0  # after this long without a record it does so at once: the process may be killed next
@@ -33,8 +35,10 @@ class Files:
     Args:
         folder: The run's folder; it is created when the first record is written.
         clock: The process's clock.
-        run_id: The run that each file's `log_opened` names.
+        run: What each file's `log_opened` says of the run: its `run_id`, and what is known of its launch.
         describe: Returns the description of this process, for `processes/<role>_<rank>.json`.
+        inherited: In a forked child, the files of its parent, which the first write lets go of: closing a
+            file may block.
         parents: (role, rank) of the files that belong to a forked child's parent.
     """
 
@@ -42,13 +46,19 @@ class Files:
         self,
         folder: Path,
         clock: Clock,
-        run_id: str,
+        run: Mapping[str, Any],
         describe: Callable[[], Mapping[str, Any]],
         parents: Collection[tuple[str, int]] = (),
+        inherited: "Files | None" = None,
     ) -> None:
+        self._inherited = inherited
+        self._begun_sec: float = time.time() if inherited is None else inherited._begun_sec
+        # A forked child that lives for less than a second, and has nothing to say, describes itself only
+        # where no other child of its number has: that takes it as long as all of its records.
+        self._silent_about: list[dict[str, object]] | None = None if inherited is None else noticed()
         self._folder = folder
         self._encoder = LineEncoder(clock)
-        self._run_id = run_id
+        self._run = run
         self._describe = describe
         self._claims = Claims(folder, parents)
         self._open: OrderedDict[Scope, OpenFile] = OrderedDict()
@@ -87,8 +97,11 @@ class Files:
         known = scopes()
         # Late records reopen the file of a scope that was forgotten; only its open file still refers to it.
         late = [scope for scope in self._open if scope not in known]
+        newest = _newest_steps(known)
         for scope in known + late:
-            if scope.open <= 0 and not scope.ended and len(_newer_steps(scope, known)) >= _STEPS_KEPT:
+            oldest_kept = newest.get((scope.role, scope.worker))
+            is_old = scope.step is not None and oldest_kept is not None and scope.step < oldest_kept
+            if is_old and scope.open <= 0 and not scope.ended:
                 self._close(scope)
                 if scope not in late:
                     forget_scope(scope)
@@ -98,7 +111,8 @@ class Files:
         for scope in list(self._open):
             self.write(scope, self._encoder.control(schema.LOG_CLOSED, scope, {}), 0)
             self._close(scope)
-        self.describe_process(log_closed=True)
+        if self._silent_about is None or self.lost_records or self._silent_about != noticed():
+            self._describe_as(self._claims.held(), log_closed=True)
         self._claims.release()
 
     def claimed(self) -> set[tuple[str, int]]:
@@ -107,9 +121,15 @@ class Files:
 
     def abandon(self) -> None:
         """Close all files without writing to them, as a forked child does with its parent's files."""
+        self._abandon_inherited()
         for scope in list(self._open):
             self._close(scope)
         self._claims.release()
+
+    def _abandon_inherited(self) -> None:
+        inherited, self._inherited = self._inherited, None
+        if inherited is not None:
+            inherited.abandon()
 
     def is_news(self) -> bool:
         """Return whether to rewrite the file in `processes/`; called at each tick.
@@ -126,22 +146,48 @@ class Files:
         self._said_records, self._next_news = written, now + NEWS_EVERY_SEC
         return True
 
-    def describe_process(self, log_closed: bool = False) -> None:
-        """Write the description of this process into `processes/`, for each claimed (role, rank).
+    def describe_process(self) -> None:
+        """Write the description of this process into `processes/`, for its first (role, rank) alone.
 
-        Args:
-            log_closed: Whether all records are written, and no more will come.
+        Those of its other workers are written when they are claimed, and when the log is closed: a process
+        may have hundreds of workers.
         """
-        for role, rank, name in self._claims.held():
+        self._describe_as(self._claims.held()[:1], log_closed=False)
+
+    def _describe_new(self, claims: list[tuple[str, int, str]]) -> None:
+        """Write the description of this process for claims that are new; see `_silent_about`."""
+        if self._silent_about is not None:
+            claims = [claim for claim in claims if not self._is_described(claim[2])]
+        if claims:
+            self._describe_as(claims, log_closed=False)
+
+    def _is_described(self, name: str) -> bool:
+        """Return whether a process of this run has described itself under this name."""
+        try:
+            written_sec = os.stat(f"{self._folder}/processes/{name}.json").st_mtime  # noqa: PTH116 - faster
+        except OSError:
+            return False
+        return written_sec >= self._begun_sec
+
+    def _describe_as(self, claims: Iterable[tuple[str, int, str]], log_closed: bool) -> None:
+        """Write the description of this process for each of these claims, made once for all of them."""
+        self._silent_about = None
+        facts: dict[str, Any] = {}
+        for role, rank, name in claims:
             path = self._folder / "processes" / f"{name}.json"
             new = path.with_name(f".{path.name}.{os.getpid()}")
             try:
-                facts = {"role": role, "rank": rank, **self._describe(), "log_closed": log_closed}
+                facts = facts or {"role": "", "rank": 0, **self._described(), "log_closed": log_closed}
+                facts |= {"role": role, "rank": rank}
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_anew(new, orjson.dumps(make_encodable(facts), option=orjson.OPT_INDENT_2))
+                write_anew(new, orjson.dumps(facts, option=orjson.OPT_INDENT_2))
                 new.replace(path)
             except Exception as error:  # a missing description must not stop the records
                 notice("process file", f"{path} cannot be written: {error}")
+
+    def _described(self) -> Any:
+        workers = [name for _, _, name in self._claims.held()]
+        return make_encodable({**self._describe(), "workers": workers})
 
     def _file(self, scope: Scope) -> OpenFile:
         file = self._open.get(scope)
@@ -162,28 +208,33 @@ class Files:
 
     def _begin(self, scope: Scope) -> OpenFile:
         """Open the file of `scope` and write its `log_opened`."""
-        claimed_before = len(self._claims.held())
-        path = self._folder / folder_of(scope) / f"{self._claims.name(scope.role, scope.worker)}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._abandon_inherited()
+        claimed_before = len(self._claims)
+        name = self._claims.name(scope.role, scope.worker)
+        folder = f"{self._folder}/{folder_of(scope)}"
+        path = f"{folder}/{name}.jsonl"
         # A full FIFO would block this thread; a device would discard the lines.
         with contextlib.suppress(FileNotFoundError):
             demand_regular(path)
-        # Read access, too: the file's last byte shows whether its last line is complete.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            descriptor = os.open(path, _FLAGS, 0o644)
+        except FileNotFoundError:
+            os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - a forked child has no time for pathlib
+            descriptor = os.open(path, _FLAGS, 0o644)
         try:
             file = OpenFile(descriptor, path)
             file.append(self._encoder.control(schema.LOG_OPENED, scope, self._header(scope, descriptor)))
         except BaseException:  # on a full disk this runs again and again: each try must close its descriptor
             os.close(descriptor)
             raise
-        if len(self._claims.held()) > claimed_before:
-            self.describe_process()
+        if len(self._claims) > claimed_before:
+            self._describe_new(self._claims.held()[claimed_before:])
         return file
 
     def _header(self, scope: Scope, descriptor: int) -> dict[str, Any]:
         header: dict[str, Any] = {
             "log_version": schema.LOG_VERSION,
-            "run_id": self._run_id,
+            **self._run,
             "pid": os.getpid(),
             "host": HOST,
             **Clock.pair(),
@@ -214,17 +265,13 @@ class Files:
                 os.close(file.descriptor)
 
 
-def _newer_steps(scope: Scope, known: Iterable[Scope]) -> set[int]:
-    """Return the steps of the same worker that come after this one."""
-    if scope.step is None:
-        return set()
-    return {
-        other.step
-        for other in known
-        if other.step is not None
-        and other.step > scope.step
-        and (other.role, other.worker) == (scope.role, scope.worker)
-    }
+def _newest_steps(known: Iterable[Scope]) -> dict[tuple[str, int], int]:
+    """Return, by role and worker, the oldest step that stays open; only for those with enough newer steps."""
+    steps: dict[tuple[str, int], set[int]] = {}
+    for scope in known:
+        if scope.step is not None:
+            steps.setdefault((scope.role, scope.worker), set()).add(scope.step)
+    return {worker: sorted(own)[-_STEPS_KEPT] for worker, own in steps.items() if len(own) >= _STEPS_KEPT}
 
 
 def folder_of(scope: Scope) -> str:

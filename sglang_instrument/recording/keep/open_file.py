@@ -2,7 +2,6 @@
 
 import errno
 import os
-from pathlib import Path
 
 
 class OpenFile:
@@ -14,7 +13,7 @@ class OpenFile:
 
     __slots__ = ("descriptor", "done", "inode", "path", "torn")
 
-    def __init__(self, descriptor: int, path: Path) -> None:
+    def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor, self.path, self.done = descriptor, path, 0
         status = os.fstat(descriptor)
         self.inode, size = (status.st_dev, status.st_ino), status.st_size

@@ -30,7 +30,7 @@ class Presence:
     """
 
     def __init__(self, folder: Path, describe: Callable[[], Mapping[str, Any]]) -> None:
-        self._path = folder / "processes" / "reached" / f"{HOST}-{os.getpid()}.json"
+        self._folder = folder
         self._describe = describe
         self._lock = RLock()  # a signal handler may import, and so patch, while the thread starts
         self._thread: Thread | None = None
@@ -77,7 +77,8 @@ class Presence:
 
     def _write(self) -> None:
         facts = make_encodable({"role": None, "rank": None, **self._describe()})
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_suffix(".new")
+        path = self._folder / "processes" / "reached" / f"{HOST}-{os.getpid()}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
         write_anew(new, orjson.dumps(facts, option=orjson.OPT_INDENT_2))
-        new.replace(self._path)
+        new.replace(path)

@@ -2,8 +2,10 @@
 
 import contextlib
 import queue
+from collections.abc import Callable
 from typing import Any, Final
 
+from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.unpatched import original
 
 _Queue: Final = original("queue", "SimpleQueue")
@@ -41,3 +43,16 @@ class Wakeup:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._wakes.get_nowait()
+
+
+class WakingBuffer:
+    """The buffer while the threads are not started, or the encoder's rests: it starts or wakes them."""
+
+    __slots__ = ("_take",)
+
+    def __init__(self, take: Callable[[Span], None]) -> None:
+        self._take = take
+
+    def append(self, span: Span, /) -> None:
+        """Start or wake the threads, and pass the span on."""
+        self._take(span)

@@ -24,6 +24,11 @@ class CallersDisk(Disk):
         super().__init__(files, limit_bytes=0)
         self._one_at_a_time = RLock()
 
+    @property
+    def started(self) -> bool:
+        """True: each caller does the work."""
+        return True
+
     def start(self, at_once: bool = False) -> bool:
         """Start nothing."""
         return True

@@ -14,7 +14,7 @@ from typing import Final
 from sglang_instrument.recording.keep.disk import Disk, Job
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.selection import Selection
-from sglang_instrument.recording.keep.wakeup import Wakeup
+from sglang_instrument.recording.keep.wakeup import Wakeup, WakingBuffer
 from sglang_instrument.recording.measure import spans as hot
 from sglang_instrument.recording.measure.context import (
     Scope,
@@ -47,6 +47,8 @@ class Writer:
         watch: Called at each tick with the disk; reports spans that do not end. Returns for how many seconds
             it need not be called while nothing is recorded.
         selection: Decides which records are kept; None keeps all.
+        young_sec: For so long after its start the encoder's thread does the disk's work, too. A forked child
+            may live for milliseconds, in which a second thread would cost more than all records.
     """
 
     def __init__(
@@ -55,8 +57,11 @@ class Writer:
         encoder: LineEncoder,
         watch: Callable[[Disk], float],
         selection: Selection | None = None,
+        young_sec: float = 0.0,
     ) -> None:
         self.disk = disk
+        self._young_sec = young_sec
+        self._young_until = 0.0
         self.dropped_records = 0
         self.changed_records = 0
         self.recorded = 0
@@ -82,7 +87,7 @@ class Writer:
 
     def open(self) -> None:
         """Accept spans from now on; the first span that opens or ends starts the threads."""
-        use_buffer(WakingBuffer(self), self.start, self._all_closed)
+        use_buffer(WakingBuffer(self.take), self.start, self._all_closed)
         on_scope_closed(self.step_ended)
 
     def wrap_buffer(self, wrapping: Callable[[Buffer], Buffer]) -> None:
@@ -103,7 +108,8 @@ class Writer:
         """End both threads after their remaining work; wait for that until `ends` at most."""
         self._ended = True
         self._wakeup.wake()
-        self.disk.end()
+        if self.disk.started or not self.started:  # else the encoder's thread may wait for the disk
+            self.disk.end()
         self._thread.join(ends)
         self.disk.join(ends)
 
@@ -117,11 +123,17 @@ class Writer:
             self._take_directly()
 
     def _have_threads(self, at_once: bool = False) -> bool:
+        if self._young_sec:
+            self._young_until, self._young_sec = time.monotonic() + self._young_sec, 0.0
         # The disk's thread first: without it the encoder's thread would write to the disk itself.
-        return self.disk.start(at_once) and self._thread.start(at_once)
+        return (self._is_young() or self.disk.start(at_once)) and self._thread.start(at_once)
+
+    def _is_young(self) -> bool:
+        return not self.disk.started and (self._closed or time.monotonic() < self._young_until)
 
     def _take_directly(self) -> None:
-        if not self._closed and isinstance(hot.current_buffer(), WakingBuffer):
+        # While the encoder's thread may wait for the disk, callers of `take` bound the buffer.
+        if not self._closed and self.disk.started and isinstance(hot.current_buffer(), WakingBuffer):
             use_buffer(self._buffer, None, self._all_closed)
 
     def take(self, span: Span) -> None:
@@ -130,7 +142,7 @@ class Writer:
         if self._closed:
             return
         self._buffer.append(span)
-        if not self.started and len(self._spans) > MOST_SPANS:
+        if not self.disk.started and len(self._spans) > MOST_SPANS:
             self._starting.do(self._drop_excess, "dropping records", 0.0)
 
     def be_awake(self) -> None:
@@ -145,7 +157,8 @@ class Writer:
             return
         self._quiet_ticks = 0
         self._starting.do(self._take_directly, "waking the writer", 0.0)  # else another thread does it
-        self.wake()
+        if self.disk.started:
+            self.wake()
 
     def _next_tick_sec(self, is_little: bool, leave_sec: float) -> float:
         """Return how long to sleep: depends on how many spans came, and how long `watch` may be skipped."""
@@ -169,9 +182,10 @@ class Writer:
         """
         with self._starting.lock:
             if not self._closed and hot.current_buffer() is self._buffer:
-                use_buffer(WakingBuffer(self), self.be_awake, self._all_closed)
+                use_buffer(WakingBuffer(self.take), self.be_awake, self._all_closed)
         # A span that another thread appends right now shows here; if not, it waits until the next tick.
-        return isinstance(hot.current_buffer(), WakingBuffer) and not self._spans
+        is_waking = isinstance(hot.current_buffer(), WakingBuffer)
+        return is_waking and self.disk.started and not self._spans
 
     def wake(self) -> None:
         """Wake the encoder's thread now, not at its next tick: these may be the process's last records."""
@@ -248,6 +262,8 @@ class Writer:
         return ticks == 0
 
     def _tick(self, woken: bool) -> None:
+        if not self.disk.started and not self._is_young() and self.disk.start():
+            self._starting.do(self._take_directly, "starting the writer's threads", 0.0)
         asked = len(self._flushes)  # before the buffer is emptied: later flushes may want later records
         is_little = len(self._spans) <= _LITTLE
         may_pass = is_little and self._tick_sec < CALM_TICK_SEC and not (woken or asked)
@@ -262,6 +278,7 @@ class Writer:
         for job, done in self._flushes[:asked]:
             self._finish_flush(job, done)
         del self._flushes[:asked]
+        self.disk.do_what_waits()
 
     def _write(self) -> None:
         """Encode the buffer's spans, then close the steps that had ended before."""
@@ -320,22 +337,8 @@ class Writer:
                     continue
                 self.changed_records += changed
                 self.recorded += records
-            if not self.started:
-                self.disk.do_what_waits()
+            self.disk.do_what_waits()
             self.dropped_records += done - begin - (self.recorded - recorded)
             self._encoding = len(spans) - done
             if self._encoding or self._spans:
                 sleep(0)  # give the GIL to a waiting thread now, not after the interpreter's 5 ms
-
-
-class WakingBuffer:
-    """The buffer while the threads are not started, or the encoder's rests: it starts or wakes them."""
-
-    __slots__ = ("_writer",)
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-
-    def append(self, span: Span, /) -> None:
-        """Start or wake the threads, and pass the span on."""
-        self._writer.take(span)

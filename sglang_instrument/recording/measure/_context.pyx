@@ -27,6 +27,7 @@ cdef extern from *:
 cdef object to_identifier = None
 cdef object to_integer = None
 cdef object new_place = None
+cdef object open_within = None
 cdef object tell_began = None
 cdef object tell_ended = None
 cdef Py_ssize_t LONGEST_ID = 0
@@ -181,12 +182,16 @@ cdef Bound bind_on(dict changes, bint root):
     skip_ended(outer)
     bound.context, context.outer = context, outer
     put(context)
-    if changes.get("step") is not None and context.scope is not None:
-        try:
+    if context.scope is None:
+        return bound
+    try:
+        if changes.get("step") is not None:
             open_block(context)
-        except BaseException:
-            bound.undo()
-            raise
+        elif context.scope is not before.scope and before.scope is not None:
+            open_within(context, context.scope, before.scope)
+    except BaseException:
+        bound.undo()
+        raise
     return bound
 
 
@@ -223,7 +228,7 @@ cdef int end_block(Context context) except -1:
     context.opened = False
     scope = context.scope
     scope.open -= 1
-    if scope.open <= 0:
+    if scope.open <= 0 and (scope.within is None or scope.within.open <= 0):
         scope.ended = True
         tell_ended(scope)
     return 0
@@ -239,6 +244,7 @@ def take_ended(scope):
 
 def connect(dict pure):
     """Take what this module uses of recording/measure/context.py."""
-    global to_identifier, to_integer, new_place, tell_began, tell_ended, LONGEST_ID
+    global to_identifier, to_integer, new_place, open_within, tell_began, tell_ended, LONGEST_ID
     to_identifier, to_integer, new_place = pure["identifier"], pure["integer"], pure["_new_place"]
-    tell_began, tell_ended, LONGEST_ID = pure["_tell_began"], pure["_tell_ended"], pure["LONGEST_ID"]
+    open_within, tell_began, tell_ended = pure["open_within"], pure["_tell_began"], pure["_tell_all_ended"]
+    LONGEST_ID = pure["LONGEST_ID"]

@@ -13,6 +13,7 @@ cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         pass
     bint PyType_IsSubtype(PyTypeObject* kind, PyTypeObject* base) noexcept
+    Py_ssize_t PyUnicode_FindChar(object text, Py_UCS4 sign, Py_ssize_t start, Py_ssize_t end, int direction)
 
 include "sglang_instrument/native/module.pxi"
 
@@ -35,12 +36,17 @@ def connect(dict pure):
     LONGEST_LIST = pure["_LONGEST_LIST"]
 
 
+cdef inline bint has_at(object text):
+    """Return whether a text holds an @: it may be an address with a password."""
+    return PyUnicode_FindChar(text, u'@', 0, PyUnicode_GET_LENGTH(text), 1) >= 0
+
+
 cdef inline bint is_plain(object value, Py_ssize_t longest):
-    """Return whether a value needs no reducing: a number in 64 bits, a bool, None, a str up to `longest`."""
+    """Return whether a value needs no reducing: a number in 64 bits, a bool, None, a short str without @."""
     cdef int overflow = 0
     kind = type(value)
     if kind is str:
-        return PyUnicode_GET_LENGTH(value) <= longest
+        return PyUnicode_GET_LENGTH(value) <= longest and not has_at(value)
     if kind is float or kind is bool or value is None:
         return True
     if kind is int:
@@ -65,7 +71,7 @@ cdef object reduced(object value):
         except BaseException:
             reraise_if_programs_own()
             return reduce_unusual(value)
-        if type(named) is str and PyUnicode_GET_LENGTH(named) <= LONGEST_REPR:
+        if type(named) is str and is_plain(named, LONGEST_REPR):
             return named
     return reduce_unusual(value)
 

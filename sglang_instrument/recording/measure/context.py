@@ -25,7 +25,8 @@ class Scope(Struct, eq=False):
 
     `open` counts the blocks that bound this step and have not ended; the step is complete when it falls to
     zero, and `ended` is True from then until `step_closed` is written. `bound` is False for records outside
-    of any step: they go to the file of step 0, which may also be a real step.
+    of any step: they go to the file of step 0, which may also be a real step. `within` is the scope in whose
+    step this one was bound, as in `with step(1): with bind(worker=2)`; it is complete with that one.
     """
 
     role: str
@@ -38,6 +39,7 @@ class Scope(Struct, eq=False):
     written: int = 0
     dropped: int = 0
     sampled_out: int = 0
+    within: "Scope | None" = None
 
 
 class Context(Struct, gc=False, eq=False):
@@ -194,8 +196,11 @@ def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
     context.block = ref(bound)
     try:
         put(CURRENT, context)
-        if changes.get("step") is not None and context.scope is not None:
-            open_block(context, context.scope)
+        scope = context.scope
+        if changes.get("step") is not None and scope is not None:
+            open_block(context, scope)
+        elif scope is not before.scope and scope is not None and before.scope is not None:
+            open_within(context, scope, before.scope)
         return bound
     except BaseException:
         bound.pop()
@@ -279,17 +284,28 @@ def open_block(context: Context, scope: Scope) -> None:
         _tell_began(scope)
 
 
+def open_within(context: Context, scope: Scope, outer: Scope) -> None:
+    """Count a block that binds another worker inside a step, if one is bound."""
+    if scope.step is None or outer.step is None or not outer.bound:
+        return
+    root = outer if outer.within is None else outer.within
+    with _counting:
+        scope.within = None if scope is root else root
+        scope.open, context.opened, scope.ended = scope.open + 1, True, False
+
+
 def end_block(context: Context) -> None:
     """Note that a block has ended; the last open block of a step ends the step."""
     scope, is_last = context.scope, False
     if scope is not None and context.opened:
         with _counting:
             if context.opened:
-                scope.open, context.opened, scope.ended = scope.open - 1, False, scope.open <= 1
+                is_last = scope.open <= 1 and (scope.within is None or scope.within.open <= 0)
+                scope.open, context.opened, scope.ended = scope.open - 1, False, is_last
             is_last = scope.ended
     context.ended = True
     if is_last and scope is not None:
-        _tell_ended(scope)
+        _tell_all_ended(scope)
 
 
 def _tell_began(scope: Scope) -> None:
@@ -299,6 +315,17 @@ def _tell_began(scope: Scope) -> None:
             began(scope)
     except BaseException as error:
         log_swallowed("the beginning of a step", error)
+
+
+def _tell_all_ended(scope: Scope) -> None:
+    """Tell that a step has ended, and with it the steps that were bound for other workers inside of it."""
+    with _counting:
+        inner = [each for each in scopes() if each.within is scope and each.open <= 0]
+        for each in inner:
+            each.ended, each.within = True, None
+        scope.within = None
+    for each in (scope, *inner):
+        _tell_ended(each)
 
 
 def _tell_ended(scope: Scope) -> None:

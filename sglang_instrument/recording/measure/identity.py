@@ -3,6 +3,7 @@
 import os
 from typing import Any, Final
 
+from sglang_instrument import launchers
 from sglang_instrument.recording.measure import ray_actor
 from sglang_instrument.recording.measure.values import integer
 
@@ -68,7 +69,7 @@ def process_role() -> str:
 
 
 def process_worker() -> int:
-    """Return this process's rank: the trainer's number for it, else its server's, else `RANK`, else 0."""
+    """Return this process's rank: the trainer's number for it, its server's, the launcher's, or 0."""
     if _worker is not None:
         return _worker
     rank = _inherited_rank()
@@ -98,7 +99,11 @@ def word(value: Any) -> str | None:
 
 
 def _inherited_rank() -> str:
-    return _inherited()[0] or os.environ.get("RANK", "")
+    number = _inherited()[0]
+    if number or ray_actor.may_run():  # Slurm numbers the nodes on which Ray runs, not Ray's workers
+        return number or os.environ.get("RANK", "")
+    rank = launchers.rank_of(os.environ)
+    return "" if rank is None else str(rank)
 
 
 def _inherited() -> tuple[str, str]:

@@ -3,13 +3,13 @@
 import enum
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 from operator import attrgetter, methodcaller
-from types import SimpleNamespace
 from typing import Any, Final
 
 from sglang_instrument import native
+from sglang_instrument.addresses import without_user
+from sglang_instrument.recording.measure.shown_types import is_shown
 from sglang_instrument.recording.safety.exception_origins import call, name_of_type
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.traced_values import is_traced, unseen
@@ -18,7 +18,7 @@ Identifier = str | int
 
 #: Types whose values need no reducing; an integer over 64 bits is repaired when its record does not encode.
 SCALARS: Final = frozenset({float, bool, type(None), int})
-LONGEST_TEXT: Final = 16 * 1024  # characters of a string; a record must stay under 64 KiB
+LONGEST_TEXT: Final = 256  # characters of a string: names and numbers are logged, not texts
 _LONGEST_REPR: Final = 256
 _TRIES: Final = 3  # to copy a collection before another thread changes it
 _LONGEST_KEY: Final = 16  # entries of a tuple that is a dict's key
@@ -27,16 +27,6 @@ _LONGEST_LIST: Final = 4096  # entries, nested ones included; a step records the
 _DEEPEST: Final = 3  # levels of nested collections that are copied: more than any field of the vocabulary has
 _COLLECTIONS: Final[tuple[Any, ...]] = (dict, list, tuple, set, frozenset)
 _BYTES: Final[tuple[Any, ...]] = (bytes, bytearray, memoryview)
-_HOLDERS: Final = (BaseException, partial, SimpleNamespace)
-_SIGNS_OF_A_HOLDER: Final = (
-    "__len__",
-    "__dataclass_fields__",
-    "__attrs_attrs__",
-    "__struct_fields__",
-    "model_dump",
-    "named_parameters",
-    "add_done_callback",
-)
 LONGEST_ID: Final = 256  # characters
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
@@ -49,7 +39,7 @@ def reduce(extra: dict[str, Any]) -> dict[str, Any]:
             if _INT_MIN <= value <= _INT_MAX:
                 continue
         elif kind is str:
-            if len(value) <= LONGEST_TEXT:
+            if len(value) <= LONGEST_TEXT and "@" not in value:
                 continue
         elif kind is float or kind is bool or value is None:
             continue
@@ -61,14 +51,15 @@ def reduce_value(value: Any) -> Any:
     """Return `value` as a number, string, bool, None, or a short list or dict of these; never raise.
 
     numpy and CPU torch scalars become numbers, enums their value, a tensor on a device
-    `tensor(cuda:0, f32, [3, 4])` without being read, and anything else a repr of at most 256 characters. A
-    value that torch is tracing is described without an operation that the tracer sees.
+    `tensor(cuda:0, f32, [3, 4])` without being read, and anything else its type's name, or for few types
+    (see `shown_types`) a repr of at most 256 characters. Addresses lose their user and password. A value that
+    torch is tracing is described without an operation that the tracer sees.
     """
     kind = type(value)  # compared, not looked up in a dict: its metaclass may not be hashable
     if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
         return value
     if kind is str:
-        return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "..."
+        return _short_text(value, LONGEST_TEXT)
     return _reduce_guarded(value, 0, _LONGEST_LIST)
 
 
@@ -197,8 +188,14 @@ def _entry(value: Any, depth: int, room: int) -> Any:
     if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
         return value
     if kind is str:
-        return value if len(value) <= _LONGEST_REPR else value[:_LONGEST_REPR] + "..."
+        return _short_text(value, _LONGEST_REPR)
     return _reduce_guarded(value, depth + 1, room)
+
+
+def _short_text(value: str, longest: int) -> str:
+    if "@" in value:
+        value = without_user(value[: 4 * longest])  # cut first, but not within an address
+    return value if len(value) <= longest else value[:longest] + "..."
 
 
 def _key(key: Any) -> str:
@@ -255,16 +252,13 @@ def _describe_traced(value: Any) -> str:
 
 def _short_repr(value: Any) -> str:
     # Looked up under `call`, because a metaclass may define `__hash__`.
-    known = call(_REPRS.get, type(value))
-    text = str.__str__(call(known or (object.__repr__ if _holds_others(value) else repr), value))
+    shown = call(_REPRS.get, type(value)) or (repr if is_shown(type(value)) else _name_of_type)
+    text = str.__str__(call(shown, value))
     return text if len(text) <= _LONGEST_REPR else text[: _LONGEST_REPR - 3] + "..."
 
 
-def _holds_others(value: Any) -> bool:
-    """Return whether a repr would show the value's contents: text that is not logged, or a GPU tensor."""
-    if issubclass(type(value), _HOLDERS):
-        return True
-    return bool(call(any, map(hasattr, repeat(type(value)), _SIGNS_OF_A_HOLDER)))
+def _name_of_type(value: Any) -> str:
+    return name_of_type(type(value))
 
 
 def _digits(value: int) -> str:

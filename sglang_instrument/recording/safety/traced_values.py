@@ -31,7 +31,11 @@ def is_traced(value: Any) -> bool:
 def unseen(value: Any) -> Any:
     """Return a context in which a traced tensor can be described; None if there is none."""
     torch = sys.modules.get("torch")
-    if torch is None or not issubclass(type(value), torch.Tensor) or torch._C._get_tracing_state() is not None:
+    if (
+        torch is None
+        or not issubclass(type(value), torch.Tensor)
+        or torch._C._get_tracing_state() is not None
+    ):
         return None  # torch.jit.trace makes a node of a shape
     return torch._C.DisableTorchFunction()
 

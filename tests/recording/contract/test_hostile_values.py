@@ -178,7 +178,9 @@ def test_a_function_that_cannot_be_asked_anything_is_left_as_it_is():
 
 
 class Signalled:
-    """A value whose methods receive a signal while they run."""
+    """A value of numpy's, as far as its type says, whose methods receive a signal while they run."""
+
+    __module__ = "numpy"
 
     def __init__(self, number):
         self.number = number
@@ -194,6 +196,8 @@ class Signalled:
     @property
     def uid(self):
         return repr(self)
+
+    shape = uid
 
 
 class TooLateError(Exception):

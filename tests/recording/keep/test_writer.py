@@ -15,7 +15,7 @@ from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
-from sglang_instrument.recording.keep.wakeup import Wakeup
+from sglang_instrument.recording.keep.wakeup import Wakeup, WakingBuffer
 from sglang_instrument.recording.keep.writer import Writer
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.safety import notices
@@ -158,7 +158,7 @@ def test_with_durability_line_a_folder_that_cannot_be_made_is_said_once_and_coun
 
 
 def test_a_buffer_that_nobody_empties_drops_its_newest_spans_and_counts_them(log_dir, records_below):
-    files = Files(log_dir, Clock(), "run", dict)
+    files = Files(log_dir, Clock(), {"run_id": "run"}, dict)
     watched, emptying = threading.Event(), threading.Event()
 
     def hold_up(disk):
@@ -191,7 +191,7 @@ def test_a_buffer_that_nobody_empties_drops_its_newest_spans_and_counts_them(log
 
 
 def rests():
-    return isinstance(spans.current_buffer(), writer.WakingBuffer)
+    return isinstance(spans.current_buffer(), WakingBuffer)
 
 
 @pytest.fixture
@@ -333,7 +333,9 @@ def test_flush_says_that_what_was_recorded_is_written(install, records_below):
 def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longer(log_dir):
     leave_sec = 0.0
     calm = Writer(
-        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineEncoder(Clock()), lambda disk: leave_sec
+        Disk(Files(log_dir, Clock(), {"run_id": "run"}, dict), 2**30),
+        LineEncoder(Clock()),
+        lambda disk: leave_sec,
     )
 
     def left_after(recorded, woken=False):
@@ -388,7 +390,9 @@ def test_whoever_waits_for_several_ticks_is_woken_at_the_first_that_has_somethin
 def test_a_writer_leaves_ticks_out_only_where_nothing_has_to_be_looked_at(log_dir):
     leave_sec = 0.0
     calm = Writer(
-        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineEncoder(Clock()), lambda disk: leave_sec
+        Disk(Files(log_dir, Clock(), {"run_id": "run"}, dict), 2**30),
+        LineEncoder(Clock()),
+        lambda disk: leave_sec,
     )
 
     def left_out_after(recorded):

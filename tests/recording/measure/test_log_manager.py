@@ -171,7 +171,7 @@ def cycle():
         ({"x": "\ud800", "ok": 1}, {"x": "?", "ok": 1}),
         ({"x": b"abc", "ok": 1}, {"x": "<3 bytes>", "ok": 1}),
         ({"x": {3}, 1: 2}, {"x": [3], "1": 2}),
-        ({"x": "y" * 10**7, "ok": 1}, {"x": "y" * 16 * 1024 + "...", "ok": 1}),
+        ({"x": "y" * 10**7, "ok": 1}, {"x": "y" * 256 + "...", "ok": 1}),
         ({"deep": {"a": {"b": {"c": {"d": {"e": 1}}}}}}, {"deep": {"a": {"b": {"c": {"d": {"e": 1}}}}}}),
         ([1, 2], [1, 2]),
         ("text", "text"),
@@ -202,7 +202,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(manager, lines):
 
 
 def test_a_record_too_long_for_a_line_keeps_its_short_fields(manager, lines):
-    extra = {f"text {number}": "y" * 1000 for number in range(100)}
+    extra = {f"text {number}": "y" * 1000 for number in range(300)}
     manager.log(lines.path, "a", duration=0.5, extra={**extra, "request_id": "r"}, workid=1, step=3)
     assert Path(lines.path).stat().st_size < 64 * 1024
     assert lines.last | {"timestamp": ""} == {

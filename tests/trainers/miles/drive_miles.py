@@ -29,6 +29,7 @@ PLAIN = {
     "custom_generate_function_path": None,
     "custom_agent_function_path": "miles_user.agent",
     "generate_execute_tool_function_path": "miles_user.tool",
+    "generate_tool_specs_path": "miles_user.tool_specs",
     "generate_max_turns": 3,
     "rollout_max_context_len": 1000,
     "dynamic_sampling_filter_path": None,

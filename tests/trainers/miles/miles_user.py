@@ -27,6 +27,9 @@ class Prompts:
         return group
 
 
+tool_specs = [{"type": "function", "function": {"name": "calculator"}}]
+
+
 async def tool(name, params):
     """Wait for a moment, as a tool does."""
     await asyncio.sleep(0)

@@ -132,7 +132,8 @@ def test_turns_of_the_multi_turn_function_hold_their_engine_calls_and_tools(roll
         mine = [one for one in run.extras("turn_end", file) if one["request_id"] == request["request_id"]]
         assert [one["turn"] for one in mine] == [0, 1, 2]
         calls = [one for one in run.extras("tool_call", file) if one["request_id"] == request["request_id"]]
-        assert [(one["tool"], one["turn"]) for one in calls] == [("calculator", turn) for turn in (0, 1, 2)]
+        assert [(one["tool"], one["turn"]) for one in calls] == [("unknown", turn) for turn in (0, 1, 2)]
+    assert [one["tools"] for one in run.extras("tool_execution", file)] == [["calculator"]] * 12
     for event in ("turn_tool_parsing", "tool_execution", "tool_response_processing", "turn_pre_process"):
         assert len(run.of(event, file)) == 12
 

@@ -1,6 +1,7 @@
 """Stand in for Miles' request of several turns with tools."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 from miles.rollout.base_types import GenerateFnOutput
 from miles.rollout.generate_utils.tool_call_utils import (
@@ -24,9 +25,9 @@ async def update_sample_from_response(args, sample, payload, output, update_loss
     sample.update(payload["input_ids"], output)
 
 
-def parse_non_stream(text):
+def parse_non_stream(text, tool_specs):
     """Find the calls of tools: each reply asks for one."""
-    return text, [("calculator", {"a": 1})]
+    return text, [SimpleNamespace(name=tool_specs[0]["function"]["name"], parameters='{"a": 1}')]
 
 
 async def generate(input):
@@ -34,6 +35,7 @@ async def generate(input):
     args = input.args
     sample = deepcopy(input.sample)
     execute_tool_function = load_function(args.generate_execute_tool_function_path)
+    tool_specs = load_function(args.generate_tool_specs_path)
     sample.tokens = [ord(letter) for letter in sample.prompt]
     for _turn in range(args.generate_max_turns):
         payload, halt_status = compute_request_payload(args, sample.tokens, input.sampling_params)
@@ -44,7 +46,7 @@ async def generate(input):
         await update_sample_from_response(args, sample, payload=payload, output=output, update_loss_mask=True)
         if output["meta_info"]["finish_reason"]["type"] in ("abort", "length"):
             break
-        _, tool_calls = parse_non_stream(output["text"])
+        _, tool_calls = parse_non_stream(output["text"], tool_specs)
         if len(tool_calls) == 0:
             break
         tool_messages = await execute_tool_calls(tool_calls, execute_tool_function)

@@ -1,5 +1,7 @@
 """Stand in for Miles' calls of tools."""
 
+import json
+
 
 async def execute_tool_calls(tool_calls, execute_one):
     """Execute one call after another."""
@@ -7,7 +9,7 @@ async def execute_tool_calls(tool_calls, execute_one):
 
 
 async def _execute_tool_call(call, execute_one):
-    name, params = call
+    name, params = call.name, json.loads(call.parameters)
     result = await execute_one(name, params)
     return {"role": "tool", "content": result, "name": name}
 
