@@ -27,6 +27,7 @@ from sglang_instrument.recording.measure import identity, ray_actor, spans
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.startup import run_ids
+from sglang_instrument.startup.hand_over import HandOver
 from sglang_instrument.startup.ray_workers import RayInit
 from sglang_instrument.startup.scalars import Scalars
 
@@ -66,6 +67,7 @@ class Session:
         self._follower = _follower_for(config)
         self.driver = os.environ.get(run_ids.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.child_environment)
+        self._hand_over = HandOver()
         changed = (*self.child_environment(), identity.SERVER)
         self._environment_before = {name: os.environ.get(name) for name in changed}
 
@@ -75,6 +77,7 @@ class Session:
         self.recorder.start()
         self.patcher.install()
         self._ray.start()
+        self._hand_over.start()
         if self._schedule is not None:
             self._schedule.start()
         feed_trackers(self.scalars)
@@ -90,7 +93,7 @@ class Session:
         if self._schedule is not None:
             self._schedule.stop()  # awaited below: all waits together stay within one limit
         try:
-            for reason in (self._ray.stop(), *self.patcher.uninstall()):
+            for reason in (self._ray.stop(), *self._hand_over.stop(), *self.patcher.uninstall()):
                 if reason is not None:
                     notices.notice(f"restore: {reason}", reason)
         finally:
@@ -141,6 +144,7 @@ class Session:
     def end(self) -> None:
         """Write all records, because the process ends; the patches stay."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
+        self._hand_over.end()
         self.presence.end(0)
         if self._schedule is not None:
             self._schedule.stop()
