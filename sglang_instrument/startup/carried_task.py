@@ -2,7 +2,7 @@
 
 A task pickles as its bare function and a dict of ids. A process without this package gets the bare function.
 A process that waits to install (`python_startup`) keeps the ids while the task runs, and binds them if it
-installs then. So this module imports nothing that records, and little else: the start-up hook loads it.
+installs then. So this module imports nothing that records, and little else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 #: The ids that travel: those of `bind`.
 NAMES = ("step", "worker", "request_id", "turn", "validate", "role")
-#: Unpickles a task with builtins alone: `carried` where this module is loaded, else the bare function.
+#: Unpickles a task with builtins alone: by `startup.carried` where it is loaded, else as the bare function.
 _UNPICKLE = (
-    "getattr(__import__('sys').modules.get('sglang_instrument.startup.carried_task'),"
-    " 'carried', lambda function, ids: function)(function, ids)"
+    "getattr(__import__('sys').modules.get('sglang_instrument.startup'), 'carried', lambda task, _: task)"
+    "(function, ids)"
 )
 
 #: Makes the block that binds ids; None while nothing is installed.
@@ -90,11 +90,6 @@ class CarriedTask:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, (_UNPICKLE, {"function": self._function, "ids": ids_of(self._ids)})
-
-
-def carried(function: Callable[..., Any], ids: dict[str, Any]) -> CarriedTask:
-    """Return a function that another process has sent, to be run under the ids that were bound there."""
-    return CarriedTask(function, ids)
 
 
 def ids_of(bound: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 
-from sglang_instrument.startup import carried_task as carried_task  # for tasks that come from other processes
 from sglang_instrument.startup import run_ids
 
 TYPE_CHECKING = False  # importing it from typing takes longer than this hook may
