@@ -10,6 +10,7 @@ from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
+from sglang_instrument.recording.keep.late_records import LateWriter
 from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
@@ -40,6 +41,7 @@ class Recorder:
         self.config = config
         self._describe = describe
         self._stopped = False
+        self._writer: Writer
         self._parents: set[tuple[str, int]] = set()
         self._build()
 
@@ -59,10 +61,23 @@ class Recorder:
         if spans.OPEN:  # one of them may be what hangs
             self._writer.start()
 
-    def stop(self, timeout_sec: float = LONGEST_WAIT_SEC) -> None:
-        """Accept no more spans, write all records, close the files; records not written in time are lost."""
+    def end(self) -> None:
+        """Stop, because the process ends; later records are written by their callers, if the disk answers."""
+        if not self._stopped and self.stop():
+            selection = selection_for(self.config, self._encoder.scope_of)
+            late = LateWriter(self._files, self._encoder, selection, self._writer)
+            self._writer = late
+            late.open()
+
+    def stop(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
+        """Accept no more spans, write all records, close the files; records not written in time are lost.
+
+        Returns:
+            Whether this call has stopped it, and all was written in time.
+        """
         if self._stopped:
-            return
+            self._writer.close()  # it may take late records
+            return False
         self._stopped = True
         ends = time.monotonic() + timeout_sec
         self._held_back.off()
@@ -71,10 +86,12 @@ class Recorder:
         nvtx.off()
         spans.ignore_tasks()
         event_loop.forget_heartbeats()
-        if not self._writer.flush_then(self._files.close, timeout_sec - _TO_END_SEC):
+        is_written = self._writer.flush_then(self._files.close, timeout_sec - _TO_END_SEC)
+        if not is_written:
             waiting = self.counts()["waiting"]
             notice("stop", f"{waiting} records were not written within {timeout_sec:g} s, and may be lost")
         self._writer.end(ends)
+        return is_written
 
     def flush(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
         """Write all records so far; return whether that was done in time."""
@@ -129,14 +146,14 @@ class Recorder:
         clock, config = Clock(), self.config
         self._lost_before = spans.dropped_records()
         self._files = Files(config.folder, clock, config.run_id, self._describe, self._parents)
-        encoder = LineEncoder(clock)
+        encoder = self._encoder = LineEncoder(clock)
         selection = selection_for(config, encoder.scope_of)
         self._watchdog = Watchdog(encoder, config.hang_after_sec)
         self._open_now = OpenNow(encoder, config.open_now_sec)
         self._held_back = HeldBack(holds=config.durability != "line")
         if config.durability == "line":
             self._disk: Disk = CallersDisk(self._files)
-            self._writer: Writer = LineWriter(self._disk, encoder, self._look, selection)
+            self._writer = LineWriter(self._disk, encoder, self._look, selection)
         else:
             self._disk = Disk(self._files, config.memory_limit_mb * 2**20)
             self._writer = Writer(self._disk, encoder, self._look, selection)

@@ -150,7 +150,7 @@ class Session:
             self._schedule.stop()
         if self.scalars is not None:
             self.scalars.stop()
-        self.recorder.stop()
+        self.recorder.end()
         self._await_threads(ends)
 
     def _await_threads(self, ends: float) -> None:
