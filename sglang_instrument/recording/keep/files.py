@@ -54,6 +54,7 @@ class Files:
         self._open: OrderedDict[Scope, OpenFile] = OrderedDict()
         self.written_records = 0
         self.lost_records = 0
+        self.described: dict[bytes, bytes] = {}  # the files in `processes/`, as last written, by path
         self._said_records = self._seen_records = 0
         self._seen_at = 0.0
         self._next_news = 0.0
@@ -138,8 +139,10 @@ class Files:
             try:
                 facts = {"role": role, "rank": rank, **self._describe(), "log_closed": log_closed}
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_anew(new, orjson.dumps(make_encodable(facts), option=orjson.OPT_INDENT_2))
+                content = orjson.dumps(make_encodable(facts), option=orjson.OPT_INDENT_2)
+                write_anew(new, content)
                 new.replace(path)
+                self.described[os.fsencode(path)] = content
             except Exception as error:  # a missing description must not stop the records
                 notice("process file", f"{path} cannot be written: {error}")
 

@@ -1,9 +1,11 @@
-"""Write the records of late atexit handlers, and of `__del__` at the very end.
+"""Write the records of late atexit handlers; count those of `__del__` at the very end.
 
-No hook runs after these, and Python stops our threads before the last of them. So each record is written by
-its caller, to a disk that has just taken all others.
+No hook of ours runs after these. So a late handler's record is written by its caller, to a disk that has just
+taken all others. When the handlers are done, Python takes its modules apart: formatting a date then crashes
+Python 3.13. So nothing is encoded any more, and system calls alone correct the count in `processes/`.
 """
 
+import os
 import sys
 import time
 from typing import Final
@@ -53,6 +55,9 @@ class LateWriter(LineWriter):
         self.dropped_records = earlier.dropped_records
         self._spent_sec = 0.0
         self._next_news = 0.0
+        # Kept here, because the names of modules may be gone at the very end.
+        self._is_finalizing = sys.is_finalizing
+        self._write_count = _CountWriter(files)
 
     def open(self) -> None:
         """Take the spans from now on."""
@@ -60,7 +65,11 @@ class LateWriter(LineWriter):
         on_scope_closed(self.step_ended)
 
     def append(self, span: Span, /) -> None:
-        """Write the span, or count it if late records have taken too long."""
+        """Write the span; count it at the very end, or if late records have taken too long."""
+        if self._is_finalizing():
+            self.dropped_records += 1
+            self._write_count(1)
+            return
         if self._spent_sec > LONGEST_SEC:
             count_dropped(self._encoder.scope_of(span.context), 1)
             self.dropped_records += 1
@@ -68,10 +77,38 @@ class LateWriter(LineWriter):
             self._spans.append(span)
         self._alone(self._timed, "writing a record")
 
+    def step_ended(self) -> None:
+        """Write `step_closed` before the block's exit returns, except at the very end."""
+        if not self._is_finalizing():
+            super().step_ended()
+
     def _timed(self) -> None:
         begun = time.monotonic()
         self._empty_buffer()
-        if begun >= self._next_news and not sys.is_finalizing():  # then, nothing can be imported any more
+        if begun >= self._next_news:
             self._next_news = begun + _NEWS_EVERY_SEC
             self.disk.files.describe_process(log_closed=True)
         self._spent_sec += time.monotonic() - begun
+
+
+class _CountWriter:
+    """Adds to the count of dropped records in the files in `processes/`, with nothing but system calls."""
+
+    def __init__(self, files: Files) -> None:
+        self._described = files.described
+        self._calls = os.open, os.write, os.close
+        self._flags = os.O_WRONLY | os.O_TRUNC
+        self._more = 0
+
+    def __call__(self, more: int) -> None:
+        self._more += more
+        open_file, write, close = self._calls
+        for path, content in self._described.items():
+            before, key, after = content.partition(b'"dropped": ')
+            digits = after.partition(b"\n")[0].strip(b",")
+            try:
+                descriptor = open_file(path, self._flags)
+                write(descriptor, before + key + b"%d" % (int(digits) + self._more) + after[len(digits) :])
+                close(descriptor)
+            except (OSError, ValueError):  # the folder is gone; or nothing that counts was described
+                pass

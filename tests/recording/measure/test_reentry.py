@@ -20,15 +20,16 @@ def event(request):
 
 
 @pytest.fixture
-def recorded(install):
-    """Return a function that ends the run and returns its records."""
+def recorded(install, event):
+    """Return a function that ends the run and returns the records of its spans, without a late loop's."""
     folder = install()
 
     def end():
         assert not AGAIN
         assert not OPEN
         sglang_instrument.uninstall()
-        return [record for records in read_records(folder).values() for record in own(records)]
+        records = [record for file in read_records(folder).values() for record in own(file)]
+        return [record for record in records if record["event"] == event]
 
     return end
 
