@@ -15,6 +15,8 @@ from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
 from sglang_instrument.recording.measure import context, gpu_sync, identity, spans, tasks
+from sglang_instrument.recording.measure.buffers import OFF, Buffer
+from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import preload_libgcc
 from sglang_instrument.recording.watch import event_loop, nvtx
@@ -63,25 +65,35 @@ class Recorder:
 
     def end(self) -> None:
         """Stop, because the process ends; later records are written by their callers, if the disk answers."""
-        if not self._stopped and self.stop():
-            selection = selection_for(self.config, self._encoder.scope_of)
-            late = LateWriter(self._files, self._encoder, selection, self._writer)
-            self._writer = late
-            late.open()
+        if self._stopped:
+            return
+        meanwhile: list[Span] = []
+        if not self.stop(LONGEST_WAIT_SEC, meanwhile):
+            spans.use_buffer(OFF)
+            self._writer.dropped_records += len(meanwhile)
+            return
+        selection = selection_for(self.config, self._encoder.scope_of)
+        late = LateWriter(self._files, self._encoder, selection, self._writer)
+        self._writer = late
+        late.open(meanwhile)
 
-    def stop(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
+    def stop(self, timeout_sec: float = LONGEST_WAIT_SEC, then: Buffer = OFF) -> bool:
         """Accept no more spans, write all records, close the files; records not written in time are lost.
 
+        Args:
+            timeout_sec: For how long to wait.
+            then: Gets the spans that end from now on.
+
         Returns:
-            Whether this call has stopped it, and all was written in time.
+            Whether all was written in time.
         """
         if self._stopped:
             self._writer.close()  # it may take late records
-            return False
+            return True
         self._stopped = True
         ends = time.monotonic() + timeout_sec
         self._held_back.off()
-        self._writer.close()
+        self._writer.close(then)
         gpu_sync.use_policy("off")
         nvtx.off()
         spans.ignore_tasks()

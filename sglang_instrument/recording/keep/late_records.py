@@ -59,10 +59,12 @@ class LateWriter(LineWriter):
         self._is_finalizing = sys.is_finalizing
         self._write_count = _CountWriter(files)
 
-    def open(self) -> None:
-        """Take the spans from now on."""
+    def open(self, meanwhile: list[Span] | None = None) -> None:
+        """Take the spans from now on, and those that came while the earlier writer was closed."""
         use_buffer(self)
         on_scope_closed(self.step_ended)
+        for span in meanwhile or ():
+            self.append(span)
 
     def append(self, span: Span, /) -> None:
         """Write the span; count it at the very end, or if late records have taken too long."""
