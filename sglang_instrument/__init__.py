@@ -74,16 +74,12 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import sys
     from importlib import import_module
 
     if home.startswith(("recording.", "patching.", "startup.")):
         for needed in _NEEDED_BY_MSGSPEC:
             import_module(needed)
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-    python_startup = sys.modules.get(f"{__name__}.startup.python_startup")
-    if python_startup is not None and home.startswith(("recording.", "patching.")):
-        python_startup.install_if_waiting()  # a program with events of its own may import no trainer
     return value
 
 

@@ -9,10 +9,13 @@ from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
+from sglang_instrument.recording.keep.late_records import LateWriter
 from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
 from sglang_instrument.recording.measure import context, gpu_sync, identity, spans, tasks
+from sglang_instrument.recording.measure.buffers import OFF, Buffer
+from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import preload_libgcc
 from sglang_instrument.recording.watch import event_loop, nvtx
@@ -33,6 +36,7 @@ class _Parts(NamedTuple):
 
     files: Files
     disk: Disk
+    encoder: LineEncoder
     writer: Writer
     watchdog: Watchdog
     open_now: OpenNow
@@ -58,6 +62,7 @@ class Recorder:
         self.config, self._folder = config, config.folder
         self._describe = describe
         self._stopped = False
+        self._writer: Writer
         self._parents: set[tuple[str, int]] = set()
         self._of_child: _Parts | None = None
         self._use(self._build())
@@ -78,22 +83,47 @@ class Recorder:
         if spans.OPEN:  # one of them may be what hangs
             self._writer.start()
 
-    def stop(self, timeout_sec: float = LONGEST_WAIT_SEC) -> None:
-        """Accept no more spans, write all records, close the files; records not written in time are lost."""
+    def end(self) -> None:
+        """Stop, because the process ends; later records are written by their callers, if the disk answers."""
         if self._stopped:
             return
+        meanwhile: list[Span] = []
+        if not self.stop(LONGEST_WAIT_SEC, meanwhile):
+            spans.use_buffer(OFF)
+            self._writer.dropped_records += len(meanwhile)
+            return
+        selection = selection_for(self.config, self._encoder.scope_of)
+        late = LateWriter(self._files, self._encoder, selection, self._writer)
+        self._writer = late
+        late.open(meanwhile)
+
+    def stop(self, timeout_sec: float = LONGEST_WAIT_SEC, then: Buffer = OFF) -> bool:
+        """Accept no more spans, write all records, close the files; records not written in time are lost.
+
+        Args:
+            timeout_sec: For how long to wait.
+            then: Gets the spans that end from now on.
+
+        Returns:
+            Whether all was written in time.
+        """
+        if self._stopped:
+            self._writer.close()  # it may take late records
+            return True
         self._stopped = True
         ends = time.monotonic() + timeout_sec
         self._held_back.off()
-        self._writer.close()
+        self._writer.close(then)
         gpu_sync.use_policy("off")
         nvtx.off()
         spans.ignore_tasks()
         event_loop.forget_heartbeats()
-        if not self._writer.flush_then(self._files.close, timeout_sec - _TO_END_SEC):
+        is_written = self._writer.flush_then(self._files.close, timeout_sec - _TO_END_SEC)
+        if not is_written:
             waiting = self.counts()["waiting"]
             notice("stop", f"{waiting} records were not written within {timeout_sec:g} s, and may be lost")
         self._writer.end(ends)
+        return is_written
 
     def flush(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
         """Write all records so far; return whether that was done in time."""
@@ -149,12 +179,13 @@ class Recorder:
         except BaseException as error:  # a third-party event loop that lacks a method of asyncio's
             log_swallowed("watching an event loop", error)
 
-    def _use(self, parts: "_Parts") -> None:
+    def _use(self, parts: _Parts) -> None:
         self._lost_before = spans.dropped_records()
         self._files, self._disk, self._writer = parts.files, parts.disk, parts.writer
         self._watchdog, self._open_now, self._held_back = parts.watchdog, parts.open_now, parts.held_back
+        self._encoder = parts.encoder
 
-    def _build(self, inherited: Files | None = None) -> "_Parts":
+    def _build(self, inherited: Files | None = None) -> _Parts:
         clock, config = Clock(), self.config
         files = Files(self._folder, clock, self._run, self._describe, self._parents, inherited)
         encoder = LineEncoder(clock)
@@ -172,7 +203,8 @@ class Recorder:
         if config.nvtx:
             writer.wrap_buffer(nvtx.Ranges)
         watchdog = Watchdog(encoder, config.hang_after_sec)
-        return _Parts(files, disk, writer, watchdog, OpenNow(encoder, config.open_now_sec), held_back)
+        open_now = OpenNow(encoder, config.open_now_sec)
+        return _Parts(files, disk, encoder, writer, watchdog, open_now, held_back)
 
     def _look(self, disk: Disk) -> float:
         """Do the periodic checks; return for how many seconds they may be skipped."""

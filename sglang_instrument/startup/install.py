@@ -5,7 +5,7 @@ import sys
 from _thread import RLock
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import sglang_instrument
 from sglang_instrument import config as settings
@@ -14,6 +14,7 @@ from sglang_instrument.config import Config, Detail, Durability, EngineDetail, S
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.startup import run_ids
+from sglang_instrument.startup.process_ends import ProcessEnds
 
 if TYPE_CHECKING:
     from sglang_instrument.startup.session import Session
@@ -119,7 +120,7 @@ def _install(config: Config | None, **keywords: object) -> None:
         except Exception as error:  # a broken table or disk must not stop a training that begins
             notices.log_swallowed("install()", error)
             return
-        _guarded("install()", _hook_process_events)
+        _guarded("install()", _process_ends.hook)
         if not is_child and not launchers.rank_of(os.environ):
             _guarded("install()", _announce)
 
@@ -221,24 +222,6 @@ def _complain(text: str) -> None:
     notices.notice(f"setting: {text}", text)
 
 
-_hooked = False
-
-
-def _hook_process_events() -> None:
-    """Register hooks for forks and exit. They cannot be removed, so each checks for an installed session."""
-    global _hooked
-    if not _hooked:
-        import atexit
-
-        _hooked = True
-        os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
-        atexit.register(_at_exit)
-    _hook_multiprocessing()
-    process: Any = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        _finalize()
-
-
 def _before_fork() -> None:
     if _session is not None:
         _guarded("before fork", _session.prepare_fork)
@@ -249,34 +232,14 @@ def _after_fork() -> None:
     _lock = RLock()  # a thread that does not exist in this child may hold the parent's lock
     if _session is not None:
         _guarded("after fork", _session.restart_in_child)
-    _guarded("after fork", _hook_multiprocessing)
-
-
-_hooked_multiprocessing = False
-
-
-def _hook_multiprocessing() -> None:
-    """Have multiprocessing call `_finalize` when a child begins its work.
-
-    A child may install between its fork and its work, when it imports its target's module. multiprocessing
-    drops all finalizers in between, and up to Python 3.12 a forked child runs no atexit hooks.
-    """
-    global _hooked_multiprocessing
-    util: Any = sys.modules.get("multiprocessing.util")
-    if util is not None and not _hooked_multiprocessing:
-        util.register_after_fork(_at_exit, _finalize)
-        _hooked_multiprocessing = True
-
-
-def _finalize(hook: Any = None) -> None:
-    """Have multiprocessing call `_at_exit` when this process, one of its children, ends."""
-    util: Any = sys.modules["multiprocessing.util"]
-    util.Finalize(None, _at_exit, exitpriority=-100)  # after all other finalizers
 
 
 def _at_exit() -> None:
     if _session is not None:
         _guarded("at exit", _session.end)
+
+
+_process_ends: Final = ProcessEnds(_before_fork, _after_fork, _at_exit)
 
 
 def _guarded(where: str, action: Any) -> None:

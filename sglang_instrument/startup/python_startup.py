@@ -1,4 +1,4 @@
-"""Install when a process first imports a package that has patches, or first records an event itself.
+"""Install when a process first imports a package that has patches, or the first part of ours that records.
 
 `sglang_instrument.pth`, shipped beside the package, imports this module in every Python process that has
 `SGLANG_INSTRUMENT=1`; verl and SGLang find it by entry points, where Python reads no `.pth`. Until a target
@@ -16,10 +16,20 @@ TYPE_CHECKING = False  # importing it from typing takes longer than this hook ma
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
     from sglang_instrument.startup.ray_workers import RayInit
 
 _DEMO = "demo"  # its table patches this package itself
+#: The modules that record. Functions that come by value (cloudpickle) import them when they are unpickled.
+_RECORDING = frozenset(
+    {
+        "sglang_instrument.recording.measure",
+        "sglang_instrument.recording.log_manager",
+        "sglang_instrument.patching.probes",
+    }
+)
+_COMMANDS = "sglang_instrument.cli"  # a command reads logs and writes none
 
 
 class Trigger:
@@ -29,8 +39,12 @@ class Trigger:
     def find_spec(
         cls, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Install, once, before the first patched package is imported."""
-        if "." in name or cls not in sys.meta_path:
+        """Install, once, before the first patched package, or the first module that records, is imported."""
+        if cls not in sys.meta_path:
+            return None
+        if name in _RECORDING and _COMMANDS not in sys.modules:
+            return _install_at_use(name)
+        if "." in name:
             return None
         if name == "ray" and _ray is None:
             return _watch_ray(name, path)
@@ -54,10 +68,31 @@ def start() -> None:
         sys.meta_path.insert(0, Trigger)
 
 
-def install_if_waiting() -> None:
-    """Install if this process still waits for a target: its own code records an event now."""
-    if Trigger in sys.meta_path:
-        _install()
+class _Loaded:
+    """Gives the running import of one of our modules the module that `install()` has loaded meanwhile."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+def _install_at_use(name: str) -> ModuleSpec | None:
+    """Install, and hand this module to the import that asked for it: a second load would double its state."""
+    _install()
+    module = sys.modules.get(name)
+    if module is None:  # nothing was installed, so the usual finders find it
+        return None
+    from importlib.machinery import ModuleSpec
+
+    # The import system takes the spec of a module that was imported while it searched.
+    module.__spec__ = ModuleSpec(name, _Loaded(module))  # type: ignore[arg-type]
+    return module.__spec__
 
 
 def _install_before(name: str, path: Sequence[str] | None) -> ModuleSpec | None:

@@ -31,6 +31,7 @@ from sglang_instrument.recording.safety import notices
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.static_lookup import entries, stored_attribute
 from sglang_instrument.startup import run_ids
+from sglang_instrument.startup.hand_over import HandOver
 from sglang_instrument.startup.ray_workers import RayInit
 from sglang_instrument.startup.scalars import Scalars
 
@@ -73,6 +74,7 @@ class Session:
         self._follower = _follower_for(config)
         self.driver = os.environ.get(run_ids.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.child_environment)
+        self._hand_over = HandOver()
         changed = (*self.child_environment(), identity.SERVER)
         self._patches: tuple[object, list[dict[str, Any]]] = (None, [])  # sites, and what is said of them
         self._environment_before = {name: os.environ.get(name) for name in changed}
@@ -84,6 +86,7 @@ class Session:
         ask_for_tables(self.patcher.requests_of)
         self.patcher.install()
         self._ray.start()
+        self._hand_over.start()
         if self._schedule is not None:
             self._schedule.start()
         feed_trackers(self.scalars)
@@ -101,7 +104,7 @@ class Session:
             self._schedule.stop()  # awaited below: all waits together stay within one limit
         ask_for_tables(None)
         try:
-            for reason in (self._ray.stop(), *self.patcher.uninstall()):
+            for reason in (self._ray.stop(), *self._hand_over.stop(), *self.patcher.uninstall()):
                 if reason is not None:
                     notices.notice(f"restore: {reason}", reason)
         finally:
@@ -159,13 +162,14 @@ class Session:
     def end(self) -> None:
         """Write all records, because the process ends; the patches stay."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
+        self._hand_over.end()
         if self._presence is not None:
             self._presence.end(0)
         if self._schedule is not None:
             self._schedule.stop()
         if self.scalars is not None:
             self.scalars.stop()
-        self.recorder.stop()
+        self.recorder.end()
         self._await_threads(ends)
 
     def _await_threads(self, ends: float) -> None:

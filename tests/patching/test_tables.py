@@ -119,6 +119,16 @@ def test_a_table_can_be_read_from_a_users_folder(tmp_path):
     assert found.name == str(path)
 
 
+def test_a_table_that_was_edited_is_read_again(tmp_path):
+    table = tmp_path / "mine.toml"
+    text = 'trainer = "mine"\nmodule = "m"\npatch = [{ target = "f", region = [{ event = "EVENT" }] }]\n'
+    for event in ("first", "second", "first"):
+        table.write_text(text.replace("EVENT", event))
+        [read] = load_tables(["mine"], [tmp_path])
+        assert read.patches[0].regions[0].event == event
+    assert load_tables(["mine"], [tmp_path])[0] is read
+
+
 def test_toml_that_does_not_parse_and_a_table_that_is_not_there_are_table_errors(tmp_path):
     path = tmp_path / "broken.toml"
     path.write_text("trainer = ")

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, cast, get_args
 
@@ -71,7 +71,6 @@ def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] =
     return [table for table in tables if trainers is None or table.trainer in trainers]
 
 
-@cache
 def load_table(name: str) -> Table:
     """Return a table by its name: "sglang/engine", or a path that ends in ".toml".
 
@@ -80,10 +79,14 @@ def load_table(name: str) -> Table:
     """
     shown = name if name.endswith(".toml") else f"patches/{name}.toml"
     try:
-        text = read_table(name)
-        return parse_table(name, tomllib.loads(text), shown)
+        return _parsed(name, read_table(name), shown)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TableError(f"{shown}: {error}") from None
+
+
+@lru_cache(256)  # tables; an edited one is another
+def _parsed(name: str, text: str, shown: str) -> Table:
+    return parse_table(name, tomllib.loads(text), shown)
 
 
 def parse_table(name: str, content: object, shown: str | None = None) -> Table:

@@ -25,8 +25,9 @@ class Clock:
         second, microsecond = divmod(epoch_us, 1_000_000)
         known, prefix, suffix = self._second
         if second != known:
-            local = datetime.fromtimestamp(second).astimezone()
-            prefix, suffix = local.strftime("%Y-%m-%dT%H:%M:%S."), local.isoformat()[19:]
+            # Not strftime(), which imports a module: the interpreter's last records cannot import.
+            local = datetime.fromtimestamp(second).astimezone().isoformat()
+            prefix, suffix = f"{local[:19]}.", local[19:]
             self._second = second, prefix, suffix
         return f"{prefix}{microsecond:06d}{suffix}"
 

@@ -64,6 +64,7 @@ class Files:
         self._open: OrderedDict[Scope, OpenFile] = OrderedDict()
         self.written_records = 0
         self.lost_records = 0
+        self.described: dict[bytes, bytes] = {}  # the files in `processes/`, as last written, by path
         self._said_records = self._seen_records = 0
         self._seen_at = 0.0
         self._next_news = 0.0
@@ -180,8 +181,10 @@ class Files:
                 facts = facts or {"role": "", "rank": 0, **self._described(), "log_closed": log_closed}
                 facts |= {"role": role, "rank": rank}
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_anew(new, orjson.dumps(facts, option=orjson.OPT_INDENT_2))
+                content = orjson.dumps(facts, option=orjson.OPT_INDENT_2)
+                write_anew(new, content)
                 new.replace(path)
+                self.described[os.fsencode(path)] = content
             except Exception as error:  # a missing description must not stop the records
                 notice("process file", f"{path} cannot be written: {error}")
 

@@ -94,13 +94,13 @@ class Writer:
         """Send spans through `wrapping(buffer)` instead of to the buffer; call it before `open()`."""
         self._buffer = wrapping(self._buffer)
 
-    def close(self) -> None:
-        """Accept no more spans."""
+    def close(self, then: Buffer = OFF) -> None:
+        """Accept no more spans; `then` gets them."""
         with self._starting.lock:  # another thread may be about to start the threads for its first span
-            self._stop_taking()
+            self._stop_taking(then)
 
-    def _stop_taking(self) -> None:
-        use_buffer(OFF)
+    def _stop_taking(self, then: Buffer) -> None:
+        use_buffer(then)
         on_scope_closed(None)
         self._closed = True
 

@@ -26,6 +26,7 @@ cdef extern from *:
         return PyType_HasFeature(Py_TYPE(instance), Py_TPFLAGS_HEAPTYPE);
     }
     """
+    Py_ssize_t size_of_dict "PyDict_GET_SIZE"(object) noexcept
     bint is_python_subclass "sglang_instrument_is_python_subclass"(object) noexcept
     void make_callable "sglang_instrument_callable"(object, Py_ssize_t) noexcept
     void put_into_type "sglang_instrument_put"(object, object, object) noexcept
@@ -52,12 +53,19 @@ cdef object call_block(PyObject *called, PyObject * const *args, size_t flagged,
     cdef size_t n = PyVectorcall_NARGS(flagged)
     if names == NULL:
         if n == 0:
-            enter_block(self)
-            return self
+            return entered_block(self)
         if n == 3:
             leave_block(self, <object>args[0], <object>args[1])
             return None
     raise TypeError(f"{type(self).__name__!r} object is not callable: use it as `with span(...):`")
+
+
+cdef inline object entered_block(Block self):
+    """Enter a block, and return the block or the span that `with` gets: of an earlier block's object, a new one."""
+    if self.entered:
+        return enter_again(self)
+    enter_block(self)
+    return self
 
 
 cdef int enter_block(Block self) except -1:
@@ -71,6 +79,8 @@ cdef int enter_block(Block self) except -1:
 
 cdef int leave_block(Block self, object error, object value) except -1:
     """Leave a block; a failure loses its record, which is counted."""
+    if size_of_dict(AGAIN) and left_again(self, error, value, None):
+        return 0
     try:
         self.finish(error, value)
     except BaseException:
@@ -112,8 +122,7 @@ cdef class BoundBlockMethod:
 
     def __call__(self, error=NOT_GIVEN, value=None, trace=None):
         if error is NOT_GIVEN:
-            enter_block(self.block)
-            return self.block
+            return entered_block(self.block)
         leave_block(self.block, error, value)
 
 

@@ -17,6 +17,7 @@ cdef enum:
 @cython.no_gc  # needed here too: else the garbage collector tracks subclasses in other modules
 cdef class Block:
     cdef vectorcallfunc called  # see _blocks.pxi
+    cdef public bint entered  # set by spans alone: see reentry.py
     # A `with` block calls these; subclasses override these, not __enter__ and __exit__.
     cdef int enter(self) except -1
     cdef int finish(self, object error, object value) except -1
@@ -25,6 +26,7 @@ cdef class Block:
 cdef class Span(Block):
     cdef public object event
     cdef public object extra  # the fields of the record: a dict, or None
+    cdef public object given  # those before the first `add`; None without one
     cdef public object phase
     cdef public object context
     cdef public object error

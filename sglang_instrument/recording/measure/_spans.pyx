@@ -38,6 +38,12 @@ cdef object reraise_if_programs_own = None
 cdef object to_text = None
 cdef object reduce_one = None
 cdef Span LOST = None
+# Of recording/measure/reentry.py.
+cdef dict AGAIN = None
+cdef object NO_EXTRA = None
+cdef object enter_again = None
+cdef object left_again = None
+cdef object innermost = None
 
 # recording/measure/spans.py changes these later.
 cdef object buffer = None
@@ -85,6 +91,7 @@ cdef class Span:
         return 0
 
     cdef int enter(self) except -1:
+        self.entered = True
         return enter_task(self)
 
     cdef int finish(self, object error, object value) except -1:
@@ -101,8 +108,7 @@ cdef class Span:
         return 0
 
     def __aenter__(self):
-        enter_block(self)
-        return ready(self)
+        return ready(entered_block(self))
 
     def __aexit__(self, error, value, trace):
         leave_block(self, error, value)
@@ -110,16 +116,20 @@ cdef class Span:
 
     def add(self, **extra):
         """Add fields to the record; call it before the block ends."""
+        cdef Span block = innermost(self) if size_of_dict(AGAIN) else self
         try:
             reduced = reduce_extra(extra)
-            self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+            if block.given is None:
+                block.given = NO_EXTRA if block.extra is None else block.extra
+            block.extra = reduced if block.extra is None else {**block.extra, **reduced}
         except BaseException:
             log_swallowed("adding to a span")
 
     @property
     def duration_sec(self):
         """Wall time of the block in seconds; up to now while it is open."""
-        return ((self.end or now_ns()) - self.start) / 1e9
+        cdef Span block = innermost(self) if size_of_dict(AGAIN) else self
+        return ((block.end or now_ns()) - block.start) / 1e9
 
     @property
     def waited(self):
@@ -144,7 +154,7 @@ cdef class WatchedSpan(Span):
     """A span that is tracked while it is open, so that the watchdog can report one that never ends."""
 
     cdef int enter(self) except -1:
-        enter_task(self)
+        Span.enter(self)
         return note_open(self)
 
     cdef int finish(self, object error, object value) except -1:
@@ -291,6 +301,9 @@ def connect(dict pure):
     global OFF, OPEN, LOST, buffer, current_context, kinds, learn_kind, kind_of_phase, synchronize
     global reduce_extra, reduce_one, to_text, describe_error
     global log_dropped_record, log_swallowed_now, reraise_if_programs_own
+    global AGAIN, NO_EXTRA, enter_again, left_again, innermost
+    AGAIN, NO_EXTRA, innermost = pure["AGAIN"], pure["NO_EXTRA"], pure["innermost"]
+    enter_again, left_again = pure["enter_again"], pure["left_again"]
     OFF, OPEN, current_context, kinds = pure["OFF"], pure["OPEN"], pure["CURRENT"], pure["_kinds"]
     learn_kind, kind_of_phase = pure["_learn"], pure["kind_for"]
     synchronize, describe_error = pure["gpu_sync"].synchronize, pure["name_error"]

@@ -328,6 +328,16 @@ def _tell_all_ended(scope: Scope) -> None:
         _tell_ended(each)
 
 
+def count_task(scope: Scope, change: int) -> None:
+    """Count a task that another process has sent as a block of its step: 1 at its begin, -1 at its end.
+
+    Such tasks may be many and short, so this tells no one: the encoder's next tick writes `step_closed`.
+    """
+    with _counting:
+        scope.open += change
+        scope.ended = scope.open <= 0
+
+
 def _tell_ended(scope: Scope) -> None:
     left, ended = _step_left, _ended
     try:

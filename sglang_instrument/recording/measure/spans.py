@@ -14,12 +14,15 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final, cast
 
 from msgspec import Struct, field
 
 from sglang_instrument import native
 from sglang_instrument.recording.measure import gpu_sync, losses, open_spans, tasks
+from sglang_instrument.recording.measure.buffers import OFF as OFF
+from sglang_instrument.recording.measure.buffers import Buffer as Buffer
+from sglang_instrument.recording.measure.buffers import Off as Off
 from sglang_instrument.recording.measure.context import CURRENT, Context
 from sglang_instrument.recording.measure.error_names import log_error_messages as log_error_messages
 from sglang_instrument.recording.measure.error_names import name_error as name_error
@@ -27,30 +30,12 @@ from sglang_instrument.recording.measure.losses import dropped_records as droppe
 from sglang_instrument.recording.measure.open_spans import OPEN as OPEN
 from sglang_instrument.recording.measure.open_spans import note_closed as note_closed
 from sglang_instrument.recording.measure.open_spans import note_open
+from sglang_instrument.recording.measure.reentry import AGAIN, NO_EXTRA, enter_again, innermost, left_again
 from sglang_instrument.recording.measure.tasks import Task, leave_task, waited_so_far
 from sglang_instrument.recording.measure.values import reduce, reduce_value, text
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
-
-
-class Buffer(Protocol):
-    """Takes finished spans: a list, or any object with `append`."""
-
-    def append(self, span: "Span", /) -> object:
-        """Take one finished span."""
-
-
-class Off:
-    """The buffer while nothing is installed: it discards spans."""
-
-    __slots__ = ()
-
-    def append(self, span: "Span", /) -> None:
-        """Discard the span."""
-
-
-OFF: Final = Off()
 
 running_tasks: Any = tasks.running  # asyncio's, once a buffer is in use; cached here to save a lookup
 at_entry: Callable[[Any], object] | None = None  # if set, is called with each entered span
@@ -64,7 +49,7 @@ class Span(Struct, gc=False, eq=False):
     """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; an instant event has no end.
 
     The arguments that patches pass come first: passing them by position costs nothing. `waited` is 0 if the
-    span's block counts the waiting of its task.
+    span's block counts the waiting of its task. `given` is `extra` before the first `add`: see `reentry.py`.
     """
 
     event: str
@@ -78,8 +63,13 @@ class Span(Struct, gc=False, eq=False):
     error: str | None = None
     task: Task | None = None
     device_sec: float | None = None
+    entered: bool = False
+    given: dict[str, Any] | None = None
 
     def __enter__(self) -> "Span":
+        if self.entered:
+            return cast("Span", enter_again(self))
+        self.entered = True
         if at_entry is not None:
             _tell_entry(self)
         if running_tasks:
@@ -92,6 +82,8 @@ class Span(Struct, gc=False, eq=False):
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if AGAIN and left_again(self, error, value, trace):
+            return
         try:
             self.stop(error, value)
             append_to_buffer(self)
@@ -116,16 +108,19 @@ class Span(Struct, gc=False, eq=False):
 
     def add(self, **extra: Any) -> None:
         """Add fields to the record; call it before the block ends."""
+        block = innermost(self) if AGAIN else self
         try:
             reduced = reduce(extra)
-            self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+            block.given = block.extra or NO_EXTRA if block.given is None else block.given
+            block.extra = reduced if block.extra is None else {**block.extra, **reduced}
         except BaseException as error:
             log_swallowed("adding to a span", error)
 
     @property
     def duration_sec(self) -> float:
         """Wall time of the block in seconds; up to now while it is open."""
-        return ((self.end or perf_counter_ns()) - self.start) / 1e9
+        block = innermost(self) if AGAIN else self
+        return ((block.end or perf_counter_ns()) - block.start) / 1e9
 
 
 class WatchedSpan(Span, gc=False, eq=False):
@@ -134,6 +129,8 @@ class WatchedSpan(Span, gc=False, eq=False):
     open_key: int = 0  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
 
     def __enter__(self) -> "WatchedSpan":
+        if self.entered:
+            return cast("WatchedSpan", enter_again(self))
         Span.__enter__(self)
         note_open(self)
         return self
@@ -141,6 +138,8 @@ class WatchedSpan(Span, gc=False, eq=False):
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if AGAIN and left_again(self, error, value, trace):
+            return
         Span.__exit__(self, error, value, trace)
         note_closed(self)
 
@@ -149,6 +148,8 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
     """A step-level span of synchronous code: it waits for the GPU's queued work at both ends."""
 
     def __enter__(self) -> "SyncedSpan":
+        if self.entered:
+            return cast("SyncedSpan", enter_again(self))
         try:
             gpu_sync.synchronize()
             self.start = perf_counter_ns()

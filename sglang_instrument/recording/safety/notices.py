@@ -19,9 +19,9 @@ def notice(key: str, text: str) -> None:
         return
     _texts[key] = text  # before the count: another thread may be reading both
     _counts[key] = 1
-    import logging  # not at the top: most processes log nothing
-
     try:
+        import logging  # not at the top: most processes log nothing; at the interpreter's end it may be gone
+
         logging.getLogger("sglang_instrument").warning("sglang_instrument: %s", text)
     except BaseException:  # a user's broken logging handler must not disturb training
         _reraise_if_programs_own()

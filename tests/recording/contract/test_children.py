@@ -12,11 +12,11 @@ def work(rank):
             event("did", index=index)
 """
 MAIN = """
-import multiprocessing, os, sys
+import importlib, os, sys
 
 if __name__ == "__main__":
-    method, preloaded = sys.argv[1:]
-    context = multiprocessing.get_context(method)
+    method, preloaded, package = sys.argv[1:]
+    context = importlib.import_module(package).get_context(method)
     if preloaded:
         context.set_forkserver_preload([preloaded])
     if "SGLANG_INSTRUMENT" not in os.environ:
@@ -30,6 +30,7 @@ if __name__ == "__main__":
         child.join()
         assert child.exitcode == 0, child.exitcode
 """
+MAIN_OF = "import os, sys; os.execv(sys.executable, [sys.executable, 'main.py', *{!r}])"
 PRELOADED = ("installs", "work", "__main__")
 
 
@@ -45,14 +46,28 @@ def test_a_child_that_calls_nothing_of_ours_but_names_it_writes_everything(
     (tmp_path / "main.py").write_text(MAIN)
     (tmp_path / "installs.py").write_text("import sglang_instrument\nsglang_instrument.install()\n")
     script = run_script(
-        f"import os, sys; os.execv(sys.executable, [sys.executable, 'main.py', {method!r}, {preloaded!r}])",
+        MAIN_OF.format([method, preloaded, "multiprocessing"]),
         **({"SGLANG_INSTRUMENT": "1"} if switched_on_by == "environment" else {}),
     )
-    files = script.records
+    assert_complete(script.records)
+
+
+def assert_complete(files):
     assert set(files) == {"step_1/worker_1.jsonl", "step_1/worker_2.jsonl"}
     for records in files.values():
         assert [record["extra"]["index"] for record in records if record["event"] == "did"] == [*range(1000)]
         assert records[-1]["event"] == "log_closed"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("package", ["multiprocess", "billiard"])
+def test_children_of_other_packages_like_multiprocessing_write_everything(
+    run_script, tmp_path, package, method
+):
+    pytest.importorskip(package)
+    (tmp_path / "work.py").write_text(WORK)
+    (tmp_path / "main.py").write_text(MAIN)
+    assert_complete(run_script(MAIN_OF.format([method, "", package])).records)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

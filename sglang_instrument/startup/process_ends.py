@@ -1,0 +1,78 @@
+"""Call back after a fork and at a process's end, also in children of multiprocessing without atexit hooks.
+
+Up to Python 3.12 a forked child of multiprocessing runs no atexit hooks, only multiprocessing's finalizers.
+dill's `multiprocess` (of datasets and pathos) has finalizers of its own; billiard uses multiprocessing's.
+"""
+
+import atexit
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+_FINALIZERS: Final = ("multiprocessing.util", "multiprocess.util")
+_PROCESSES: Final = ("multiprocessing.process", "multiprocess.process", "billiard.process")
+
+
+class ProcessEnds:
+    """Hooks for forks and exits. They cannot be removed, so the callbacks check for an installed session.
+
+    Args:
+        before_fork: Called in a process that is about to fork.
+        after_fork: Called in each forked child.
+        at_exit: Called when a process ends, perhaps more than once.
+    """
+
+    def __init__(
+        self,
+        before_fork: Callable[[], object],
+        after_fork: Callable[[], object],
+        at_exit: Callable[[], object],
+    ) -> None:
+        self._before_fork = before_fork
+        self._after_fork = after_fork
+        self._at_exit = at_exit
+        self._is_hooked = False
+        self._hooked_modules: set[str] = set()
+
+    def hook(self) -> None:
+        """Register the hooks, once in a process and its forked children."""
+        if not self._is_hooked:
+            self._is_hooked = True
+            os.register_at_fork(before=self._before_fork, after_in_child=self._in_child)
+            atexit.register(self._at_exit)
+        self._hook_finalizers()
+        if any(_is_child(sys.modules.get(name)) for name in _PROCESSES):
+            self._finalize()
+
+    def _in_child(self) -> None:
+        self._after_fork()
+        if "billiard.process" in sys.modules:  # its child imports multiprocessing's finalizers, but later
+            importlib.import_module("multiprocessing.util")
+        self._hook_finalizers()
+
+    def _hook_finalizers(self) -> None:
+        """Have each kind of multiprocessing call `_finalize` when a child begins its work.
+
+        A child may install between its fork and its work, when it imports its target's module.
+        multiprocessing drops all finalizers in between.
+        """
+        for name in _FINALIZERS:
+            util: Any = sys.modules.get(name)
+            if hasattr(util, "register_after_fork") and name not in self._hooked_modules:
+                util.register_after_fork(self, ProcessEnds._finalize)
+                self._hooked_modules.add(name)
+
+    def _finalize(self) -> None:
+        """Have multiprocessing call `at_exit` when this process, one of its children, ends."""
+        for name in _FINALIZERS:
+            finalize: Any = getattr(sys.modules.get(name), "Finalize", None)
+            if finalize is not None:
+                finalize(None, self._at_exit, exitpriority=-100)  # after all other finalizers
+
+
+def _is_child(process: Any) -> bool:
+    """Return whether a process of this kind of multiprocessing runs here."""
+    current = getattr(process, "current_process", None)
+    return current is not None and getattr(current(), "_parent_pid", None) is not None
