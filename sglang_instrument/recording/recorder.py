@@ -13,7 +13,7 @@ from sglang_instrument.recording.keep.late_records import LateWriter
 from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
-from sglang_instrument.recording.measure import context, gpu_sync, identity, spans, tasks
+from sglang_instrument.recording.measure import context, gpu_sync, identity, scopes, spans, tasks
 from sglang_instrument.recording.measure.buffers import OFF, Buffer
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
@@ -139,7 +139,7 @@ class Recorder:
         """Start anew in a forked child, without files, claims and spans of the parent."""
         was_on = not isinstance(spans.current_buffer(), spans.Off)
         # The files of steps that the parent has bound are the parent's, even if it has not claimed them yet.
-        self._parents |= self._files.claimed() | {(scope.role, scope.worker) for scope in context.scopes()}
+        self._parents |= self._files.claimed() | {(scope.role, scope.worker) for scope in scopes.scopes()}
         spans.OPEN.clear()
         event_loop.forget_loops()
         context.forget_all()
@@ -222,7 +222,7 @@ class Recorder:
 
 def _let_go_of_earlier_steps() -> None:
     """Forget the steps that have ended; reset the counts of open steps, which have no records yet."""
-    for scope in context.scopes():
+    for scope in scopes.scopes():
         if scope.open <= 0:
-            context.forget_scope(scope)
+            scopes.forget_scope(scope)
         scope.written = scope.dropped = scope.sampled_out = 0

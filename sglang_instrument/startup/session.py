@@ -1,11 +1,10 @@
 """One session of instrumentation: settings, recorder and patches, from start to stop."""
 
-import importlib.util
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,9 +27,8 @@ from sglang_instrument.recording.keep.presence import Presence
 from sglang_instrument.recording.measure import identity, open_spans, ray_actor, spans
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
-from sglang_instrument.recording.safety.guard import reraise_if_programs_own
-from sglang_instrument.recording.safety.static_lookup import entries, stored_attribute
 from sglang_instrument.startup import run_ids
+from sglang_instrument.startup.coverage import coverage_of, packages_outside
 from sglang_instrument.startup.hand_over import HandOver
 from sglang_instrument.startup.ray_workers import RayInit
 from sglang_instrument.startup.scalars import Scalars
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from sglang_instrument.startup.follower import Follower
 
 _ADDRESS: Final = ("--host", "--port")
-_DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer only once it is imported
 _FRAMEWORKS: Final = ("sglang", "torch", "ray", "vllm")  # below every trainer
 
 
@@ -126,7 +123,7 @@ class Session:
         return {
             run_ids.SWITCH: "1",
             run_ids.DRIVER: self.driver,
-            run_ids.PACKAGES: ",".join(sorted(_outside(self._tables))),
+            run_ids.PACKAGES: ",".join(sorted(packages_outside(self._tables))),
             **({launchers.LAUNCHER: self._launch["launcher"]} if self._launch else {}),
             **self.config.environment(),
         }
@@ -220,7 +217,7 @@ class Session:
     def announcement(self) -> str:
         """Return the line that `install()` prints."""
         sites = self._sites_by_table()
-        parts = [text for table in self._tables if (text := _coverage(table, sites.get(table.name, [])))]
+        parts = [text for table in self._tables if (text := coverage_of(table, sites.get(table.name, [])))]
         found = "; ".join(parts) or "no known trainer is installed"
         unnamed = self.config.experiment == DEFAULT_EXPERIMENT
         shared = "; the experiment has no name (EXPERIMENT_NAME): all such runs share this folder"
@@ -266,44 +263,6 @@ def _follower_for(config: Config) -> "Follower | None":
     return Follower(config.folder, config.run_id)
 
 
-def _coverage(table: Table, sites: Iterable[Site]) -> str:
-    """Return how many events of a table will be recorded; "" if its trainer is not installed."""
-    expected = [site for site in sites if site.expected]
-    if not (expected and _is_here(table)):
-        return ""
-    events = {site.region.event for site in expected}
-    lost = {site.region.event for site in expected if site.state not in ("found", "pending")}
-    missing = f", {len(lost)} missing (status() names them)" if lost else ""
-    version = _version(table.package)
-    of = f" ({table.package} {version})" if version is not None else ""
-    return f"{table.name}{of}: {len(events - lost)} of {len(events)} events{missing}"
-
-
-def _is_here(table: Table) -> bool:
-    """Return whether the table's trainer is installed, or can be imported from `sys.path`."""
-    if table.trainer == "demo":
-        return _DEMO in sys.modules
-    return _version(table.package) is not None or any(map(_can_be_imported, _outside([table])))
-
-
-def _can_be_imported(package: str) -> bool:
-    module = sys.modules.get(package)
-    try:  # find_spec() would ask a lazy module for its spec, and so load it
-        spec = importlib.util.find_spec(package) if module is None else entries(module).get("__spec__")
-    except BaseException:  # another finder failed
-        reraise_if_programs_own()
-        return False
-    if spec is None:
-        return module is not None
-    return stored_attribute(spec, "origin") is not None  # no origin: only a folder has that name
-
-
-def _outside(tables: Iterable[Table]) -> set[str]:
-    """Return the packages of the targets, except this package, which has the demo's targets."""
-    modules = {module.partition(".")[0] for table in tables for module in table.modules}
-    return modules - {"sglang_instrument"}
-
-
 def program(words: list[str]) -> list[str]:
     """Return the program and the listening address of a command line; other arguments may hold secrets."""
     named = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words))
@@ -333,10 +292,6 @@ def versions_of(packages: frozenset[str]) -> dict[str, str]:
     wanted = [*sorted(packages.difference(_FRAMEWORKS, {"sglang-instrument"})), *_FRAMEWORKS]
     found = {package: version for package in wanted if (version := installed_version(package)) is not None}
     return {"sglang_instrument": __version__, **found}
-
-
-def _version(package: str) -> str | None:
-    return __version__ if package == "sglang-instrument" else installed_version(package)
 
 
 def _is_answer(site: Site) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import sglang_instrument
 from sglang_instrument.errors import ConfigError, TableError
 from sglang_instrument.patching.tables.reading import parse_table
-from sglang_instrument.recording.measure import context, identity
+from sglang_instrument.recording.measure import identity, scopes
 
 CHILD = """
 from sglang_instrument.recording.measure import identity
@@ -66,7 +66,7 @@ def test_a_process_of_a_group_has_its_rank_in_the_group_in_its_files_name():
 def test_a_scheduler_without_a_rank_has_that_of_the_worker_it_belongs_to(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     identity.learn("scheduler", None, 0)
-    assert context.scope_for(None, None, None, False).worker == 3
+    assert scopes.scope_for(None, None, None, False).worker == 3
     assert identity.file_name("scheduler", 3) == "scheduler_3_tp0"
 
 

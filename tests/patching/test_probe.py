@@ -19,9 +19,10 @@ from sglang_instrument.patching.probes.probe import make_probe, probes_for
 from sglang_instrument.patching.rewriting.patcher import Patcher
 from sglang_instrument.patching.tables import field_functions
 from sglang_instrument.patching.tables.reading import parse_table
-from sglang_instrument.recording.measure import context, identity, span_listeners, spans
+from sglang_instrument.recording.measure import identity, scopes, spans
 from sglang_instrument.recording.measure.context import CURRENT, UNBOUND
 from sglang_instrument.recording.safety import notices
+from sglang_instrument.recording.watch import span_listeners
 
 
 @pytest.fixture
@@ -671,7 +672,7 @@ def test_a_region_says_what_its_process_is_from_its_first_run_on(program, record
     )
     assert module.launch(rank=7) == 1
     assert module.work() == 1
-    scope = context.scope_for(None, None, None, False)
+    scope = scopes.scope_for(None, None, None, False)
     assert (scope.role, scope.worker, scope.step) == ("server", 7, None)
 
 
@@ -718,7 +719,7 @@ def test_the_role_that_install_was_given_wins_over_the_tables(program, records):
     )
     identity.use_role("trainer")
     module.launch()
-    assert context.scope_for(None, None, 3, False).role == "trainer"
+    assert scopes.scope_for(None, None, 3, False).role == "trainer"
 
 
 def test_a_request_that_its_trainer_names_too_late_is_named_here(program, records):

@@ -12,7 +12,7 @@ from logged import our_threads, own, read_records
 
 import sglang_instrument
 from sglang_instrument import bind, event, span, step
-from sglang_instrument.recording.measure import context, spans
+from sglang_instrument.recording.measure import scopes, spans
 from sglang_instrument.recording.measure.spans import OFF, OPEN
 from sglang_instrument.recording.safety import notices
 
@@ -248,7 +248,7 @@ def test_nothing_is_remembered_of_steps_that_are_bound_while_nothing_is_installe
     for number in range(100):
         with step(number):
             pass
-    assert len(context.scopes()) <= 1
+    assert len(scopes.scopes()) <= 1
 
 
 @pytest.mark.parametrize(

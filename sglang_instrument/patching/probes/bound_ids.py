@@ -3,7 +3,8 @@
 from typing import Any
 
 from sglang_instrument.patching.tables.field_functions import Unreadable
-from sglang_instrument.recording.measure.context import CURRENT, scopes
+from sglang_instrument.recording.measure.context import CURRENT
+from sglang_instrument.recording.measure.scopes import scopes
 
 
 def bound(name: str) -> Any:

@@ -13,8 +13,8 @@ from sglang_instrument.profilers.in_training.plan import Plan, read_plan
 from sglang_instrument.profilers.in_training.run_captures import Captures
 from sglang_instrument.profilers.in_training.schedule import Schedule
 from sglang_instrument.recording.measure import context, spans
-from sglang_instrument.recording.measure.context import Scope
 from sglang_instrument.recording.measure.identity import process_worker
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.schema import kind_of
 

@@ -5,7 +5,8 @@ from queue import SimpleQueue
 from typing import Final
 
 from sglang_instrument.recording.keep.files import Files
-from sglang_instrument.recording.measure.context import Scope, count_dropped
+from sglang_instrument.recording.measure.context import count_dropped
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import OwnThread
 from sglang_instrument.recording.safety.unpatched import original

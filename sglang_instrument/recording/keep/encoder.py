@@ -21,8 +21,9 @@ from sglang_instrument.recording.keep.line_types import (
     cut,
     make_line_encodable,
 )
-from sglang_instrument.recording.measure.context import Context, Scope, scope_for
+from sglang_instrument.recording.measure.context import Context
 from sglang_instrument.recording.measure.identity import process_worker
+from sglang_instrument.recording.measure.scopes import Scope, scope_for
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.measure.tasks import Task, thread_task
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own

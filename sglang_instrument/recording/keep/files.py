@@ -15,7 +15,8 @@ from sglang_instrument.recording.keep.clock import HOST, Clock
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.file_locks import Claims
 from sglang_instrument.recording.keep.open_file import OpenFile
-from sglang_instrument.recording.measure.context import Scope, count_dropped, forget_scope, scopes
+from sglang_instrument.recording.measure.context import count_dropped
+from sglang_instrument.recording.measure.scopes import Scope, forget_scope, scopes
 from sglang_instrument.recording.measure.values import make_encodable
 from sglang_instrument.recording.safety.notices import notice, noticed
 from sglang_instrument.regular_files import demand_regular, write_anew

@@ -16,7 +16,8 @@ from sglang_instrument.recording.keep.files import Files
 from sglang_instrument.recording.keep.selection import Selection
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
-from sglang_instrument.recording.measure.context import Scope, count_dropped, on_scope_closed
+from sglang_instrument.recording.measure.context import count_dropped, on_scope_closed
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import Span, use_buffer
 
 #: How often the file in `processes/` is rewritten at most.

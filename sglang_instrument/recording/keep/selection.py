@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from sglang_instrument.config import Config, Detail
-from sglang_instrument.recording.measure.context import Context, Scope
+from sglang_instrument.recording.measure.context import Context
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.schema import kind_of
 

@@ -10,7 +10,7 @@ from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
 from sglang_instrument.recording.keep.selection import Selection
 from sglang_instrument.recording.keep.writer import Writer
-from sglang_instrument.recording.measure.context import Scope
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.safety.own_threads import OneAtATime

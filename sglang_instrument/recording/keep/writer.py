@@ -16,13 +16,8 @@ from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.selection import Selection
 from sglang_instrument.recording.keep.wakeup import Wakeup, WakingBuffer
 from sglang_instrument.recording.measure import spans as hot
-from sglang_instrument.recording.measure.context import (
-    Scope,
-    count_dropped,
-    on_scope_closed,
-    scopes,
-    take_ended,
-)
+from sglang_instrument.recording.measure.context import count_dropped, on_scope_closed, take_ended
+from sglang_instrument.recording.measure.scopes import Scope, scopes
 from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, use_buffer
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import OneAtATime, OwnThread

@@ -11,35 +11,12 @@ from msgspec import Struct
 
 from sglang_instrument import native
 from sglang_instrument.recording.measure import tasks
-from sglang_instrument.recording.measure.identity import ENGINE_ROLES, process_role, process_worker, word
+from sglang_instrument.recording.measure.identity import word
+from sglang_instrument.recording.measure.scopes import Scope, forget_scope, forget_scopes, scope_for, scopes
 from sglang_instrument.recording.measure.tasks import Task
 from sglang_instrument.recording.measure.values import LONGEST_ID as LONGEST_ID
 from sglang_instrument.recording.measure.values import Identifier, flag, identifier, integer
 from sglang_instrument.recording.safety.notices import log_swallowed
-
-
-class Scope(Struct, eq=False):
-    """One step of one worker in this process; its records go to one file.
-
-    An engine process cannot know the step: it has one scope, whose step is None.
-
-    `open` counts the blocks that bound this step and have not ended; the step is complete when it falls to
-    zero, and `ended` is True from then until `step_closed` is written. `bound` is False for records outside
-    of any step: they go to the file of step 0, which may also be a real step. `within` is the scope in whose
-    step this one was bound, as in `with step(1): with bind(worker=2)`; it is complete with that one.
-    """
-
-    role: str
-    worker: int
-    step: int | None
-    validate: bool
-    bound: bool = True
-    open: int = 0
-    ended: bool = False
-    written: int = 0
-    dropped: int = 0
-    sampled_out: int = 0
-    within: "Scope | None" = None
 
 
 class Context(Struct, gc=False, eq=False):
@@ -75,48 +52,8 @@ class Context(Struct, gc=False, eq=False):
 UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
 
-#: Roles that may know the step; where they do not, readers place their records by time.
-_SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner", "receiver", "rollouter"})
-
-_scopes: dict[tuple[str, int, int | None, bool, bool], Scope] = {}
 # Held while open blocks are counted: several threads and a signal handler may open and close them.
 _counting = RLock()
-
-
-def scope_for(role: str | None, worker: int | None, step: int | None, validate: bool) -> Scope:
-    """Return the one scope of these ids; ids that were never bound get their default."""
-    role = process_role() if role is None else role
-    worker = process_worker() if worker is None else worker
-    stepless = role in ENGINE_ROLES or (step is None and role in _SOMETIMES_STEPLESS)
-    place = (None, False, True) if stepless else (step or 0, validate, step is not None)
-    key = (role, worker, *place)
-    scope = _scopes.get(key)
-    if scope is None:
-        scope = _scopes.setdefault(key, Scope(*key))  # setdefault: two threads get the same one
-    return scope
-
-
-def scopes() -> list[Scope]:
-    """Return the scopes in use, oldest first."""
-    return list(_scopes.values())
-
-
-def current_scope() -> Scope:
-    """Return the scope that this process works on: the newest open one, else the newest of its role."""
-    newest_first = scopes()[::-1]
-    for scope in newest_first:
-        if scope.open > 0:
-            return scope
-    # An asynchronous trainer's requests continue after the call that began them has returned.
-    for scope in newest_first:
-        if scope.role == process_role():
-            return scope
-    return scope_for(None, None, None, False)
-
-
-def forget_scope(scope: Scope) -> None:
-    """Forget a scope whose file was closed; later records of that step get a new scope."""
-    _scopes.pop((scope.role, scope.worker, scope.step, scope.validate, scope.bound), None)
 
 
 # The size of a context variable's token, with the garbage collector's header.
@@ -369,7 +306,7 @@ def forget_all() -> None:
     """Start anew, as after a fork: no scope, no block, tasks numbered from zero."""
     global _counting
     _counting = RLock()  # a thread that does not exist in this child may hold the parent's lock
-    _scopes.clear()
+    forget_scopes()
     tasks.forget_tasks()
 
 

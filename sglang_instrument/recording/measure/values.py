@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from sglang_instrument import native
 from sglang_instrument.addresses import without_user
-from sglang_instrument.recording.measure.shown_types import is_shown
 from sglang_instrument.recording.safety.exception_origins import call, name_of_type
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.shown_types import is_shown
 from sglang_instrument.recording.safety.traced_values import is_traced, unseen
 
 Identifier = str | int

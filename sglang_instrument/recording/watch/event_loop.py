@@ -15,7 +15,8 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.recording.measure import spans, tasks
-from sglang_instrument.recording.measure.context import Context, current_scope
+from sglang_instrument.recording.measure.context import Context
+from sglang_instrument.recording.measure.scopes import current_scope
 from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.watch.stacks import of_thread

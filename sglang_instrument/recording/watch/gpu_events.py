@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from sglang_instrument.recording.measure import gpu_sync, span_listeners
-from sglang_instrument.recording.measure.context import Scope
+from sglang_instrument.recording.measure import gpu_sync
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, SyncedSpan
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
+from sglang_instrument.recording.watch import span_listeners
 
 LONGEST_HOLD_NS: Final = 1_000_000_000
 _LAST_LOOK_NS: Final = 100_000  # longest wait at the end of a step, for work that was queued just before

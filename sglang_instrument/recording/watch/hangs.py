@@ -8,7 +8,7 @@ from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure import open_spans
-from sglang_instrument.recording.measure.context import Scope
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.safety.unpatched import sleep
 from sglang_instrument.recording.watch.event_loop import check_heartbeats

@@ -6,10 +6,10 @@ Ranges are of the kind that may overlap (`range_start`, `range_end`): ranges of 
 import sys
 from typing import Any, Final
 
-from sglang_instrument.recording.measure import span_listeners
 from sglang_instrument.recording.measure.spans import Buffer, Span
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.notices import notice
+from sglang_instrument.recording.watch import span_listeners
 
 _MOST_OPEN: Final = 100_000  # ranges; one whose span is never recorded stays open
 _open: dict[int, Any] = {}

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
-from sglang_instrument.recording.measure.context import Scope, scope_for
+from sglang_instrument.recording.measure.scopes import Scope, scope_for
 from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.measure.values import first_entries
 from sglang_instrument.recording.safety.notices import log_swallowed

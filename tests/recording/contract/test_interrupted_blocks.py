@@ -8,15 +8,16 @@ from logged import read_records
 
 import sglang_instrument
 from sglang_instrument import bind, event, native, span, step
-from sglang_instrument.recording.measure import context, spans
-from sglang_instrument.recording.measure.context import CURRENT, UNBOUND, scopes
+from sglang_instrument.recording.measure import spans
+from sglang_instrument.recording.measure.context import CURRENT, UNBOUND
+from sglang_instrument.recording.measure.scopes import scopes
 
 PACKAGE = str(Path(sglang_instrument.__file__).parent)
 
 INTERRUPTED = """
     import random, signal
     import sglang_instrument as si
-    from sglang_instrument.recording.measure import context, spans
+    from sglang_instrument.recording.measure import context, scopes, spans
 
     def handler(number, frame):
         raise kind
@@ -38,7 +39,7 @@ INTERRUPTED = """
             pass
         left += context.CURRENT.get() is not context.UNBOUND or bool(spans.OPEN)
         context.CURRENT.set(context.UNBOUND)
-    print(left, sum(scope.open for scope in context.scopes()))
+    print(left, sum(scope.open for scope in scopes.scopes()))
 """
 
 
@@ -183,4 +184,4 @@ def test_a_block_that_outlives_the_one_around_it_ends_once():
     assert not [scope for scope in scopes() if scope.open]
     inner.__exit__(None, None, None)
     assert CURRENT.get() is UNBOUND
-    assert not [scope for scope in context.scopes() if scope.open]
+    assert not [scope for scope in scopes() if scope.open]

@@ -16,7 +16,7 @@ from sglang_instrument import flush, install, span, status, step, uninstall
 from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.files import Files
-from sglang_instrument.recording.measure.context import Scope
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.safety import notices
 
 WAIT_SEC = 600

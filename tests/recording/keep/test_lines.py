@@ -12,7 +12,8 @@ from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.line_types import LONGEST_LINE
 from sglang_instrument.recording.measure import identity
-from sglang_instrument.recording.measure.context import Context, scope_for
+from sglang_instrument.recording.measure.context import Context
+from sglang_instrument.recording.measure.scopes import scope_for
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.measure.tasks import Task
 from sglang_instrument.testing import records

@@ -11,7 +11,8 @@ from sglang_instrument import native
 from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.line_types import LONGEST_LINE
-from sglang_instrument.recording.measure.context import Context, Scope
+from sglang_instrument.recording.measure.context import Context
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.measure.tasks import Task
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sglang_instrument import Config, bind, flush, span, status, step
 from sglang_instrument.recording.keep import selection
 from sglang_instrument.recording.keep.selection import Selection, is_drawn, selection_for
-from sglang_instrument.recording.measure.context import Context, Scope
+from sglang_instrument.recording.measure.context import Context
+from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.schema import CONTROL_EVENTS
 

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from sglang_instrument import bind, event
-from sglang_instrument.recording.measure.context import CURRENT, UNBOUND, Scope, scopes
+from sglang_instrument.recording.measure.context import CURRENT, UNBOUND
+from sglang_instrument.recording.measure.scopes import Scope, scopes
 from sglang_instrument.testing import records
 
 

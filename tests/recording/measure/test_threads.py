@@ -153,7 +153,7 @@ def test_a_signal_handler_that_binds_the_step_which_is_being_bound_waits_for_nob
     run_script(
         INTERRUPTED
         + """
-    class Interrupted(context.Scope):  # with it a signal comes at each count, as it may in Python 3.10
+    class Interrupted(scopes.Scope):  # with it a signal comes at each count, as it may in Python 3.10
         def __setattr__(self, name, value):
             signal.raise_signal(signal.SIGUSR1)
             super().__setattr__(name, value)
@@ -166,7 +166,7 @@ def test_a_signal_handler_that_binds_the_step_which_is_being_bound_waits_for_nob
 
     handled = 0
     si.install()
-    plain = context.scope_for(None, None, 1, False)
+    plain = scopes.scope_for(None, None, 1, False)
     interrupted = Interrupted(plain.role, plain.worker, 1, False)
     signal.signal(signal.SIGUSR1, handle)
     block = context.Context(scope=interrupted)

@@ -14,9 +14,9 @@ import pytest
 
 import sglang_instrument
 from sglang_instrument import instrument, span, step
-from sglang_instrument.recording.measure import gpu_sync, span_listeners, spans
+from sglang_instrument.recording.measure import gpu_sync, spans
 from sglang_instrument.recording.safety import notices
-from sglang_instrument.recording.watch import gpu_events
+from sglang_instrument.recording.watch import gpu_events, span_listeners
 from sglang_instrument.recording.watch.gpu_events import HeldBack
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from sglang_instrument import event, span, step
-from sglang_instrument.recording.measure import span_listeners, spans
+from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.safety import notices
+from sglang_instrument.recording.watch import span_listeners
 from sglang_instrument.testing import records
 
 
