@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
+from sglang_instrument.patching.places.loaded_modules import loaded_module
 from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.swap import SwappedEntry
 from sglang_instrument.recording.measure.context import CURRENT, UNBOUND, Context, count_task, derive, put
@@ -218,9 +219,9 @@ class HandOver:
         """Replace the methods now, or after the import of their modules; bind what this process was given."""
         self._watch.start(frozenset(_WAYS))
         for name in _WAYS:
-            module = sys.modules.get(name)
-            if isinstance(module, ModuleType):
-                self._put(module)
+            module = loaded_module(name)
+            if module is not None:
+                self._put(name, module)
         bind_tasks(TaskBlock)
         for name in _PROCESSES:
             current = getattr(sys.modules.get(name), "current_process", None)
@@ -241,13 +242,13 @@ class HandOver:
         if block is not None:
             block.leave()
 
-    def _put(self, module: ModuleType) -> None:
-        class_name, methods = _WAYS[module.__name__]
+    def _put(self, name: str, module: ModuleType) -> None:
+        class_name, methods = _WAYS[name]
         owner = vars(module).get(class_name)
         try:
-            for name, make in methods.items():
-                original = None if owner is None else vars(owner).get(name)
+            for method, make in methods.items():
+                original = None if owner is None else vars(owner).get(method)
                 if original is not None and not any(entry.ours is original for entry in self._entries):
-                    self._entries.append(SwappedEntry.put(owner, name, original, make(original)))
+                    self._entries.append(SwappedEntry.put(owner, method, original, make(original)))
         except Exception as error:  # another class of that name, which takes no attributes
             log_swallowed("handing ids over", error)

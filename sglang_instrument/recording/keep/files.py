@@ -148,13 +148,14 @@ class Files:
         self._said_records, self._next_news = written, now + NEWS_EVERY_SEC
         return True
 
-    def describe_process(self) -> None:
+    def describe_process(self, log_closed: bool = False) -> None:
         """Write the description of this process into `processes/`, for its first (role, rank) alone.
 
         Those of its other workers are written when they are claimed, and when the log is closed: a process
         may have hundreds of workers.
         """
-        self._describe_as(self._claims.held()[:1], log_closed=False)
+        claims = self._claims.held()
+        self._describe_as(claims if log_closed else claims[:1], log_closed)
 
     def _describe_new(self, claims: list[tuple[str, int, str]]) -> None:
         """Write the description of this process for claims that are new; see `_silent_about`."""
