@@ -158,7 +158,7 @@ C_CALLS = [
 ]
 
 
-@pytest.mark.parametrize("function_and_argument", C_CALLS, ids=str)
+@pytest.mark.parametrize("function_and_argument", C_CALLS, ids=lambda call: call[0].__name__)
 def test_a_usual_error_of_c_code_is_not_the_program_s(function_and_argument):
     try:
         call(*function_and_argument)

@@ -102,7 +102,7 @@ INTERRUPTED = """
     import signal, threading
     from pathlib import Path
     import sglang_instrument as si
-    from sglang_instrument.recording.measure import context
+    from sglang_instrument.recording.measure import context, scopes
     from sglang_instrument.recording.keep.presence import Presence
 
     def start_interrupted(thread):
