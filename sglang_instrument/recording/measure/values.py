@@ -209,7 +209,7 @@ def _reduce_array(value: Any, of_torch: bool, depth: int, room: int) -> Any:
     """Reduce a numpy or torch value: a scalar to a number, anything larger to a description."""
     if is_traced(value):
         return _describe_traced(value)
-    shape = call(getattr, value, "shape", None)
+    shape = _attribute(value, "shape", None)
     if shape is None:
         return _short_repr(value)  # a dtype, a device: always short
     shape = call(tuple, shape)
@@ -220,6 +220,15 @@ def _reduce_array(value: Any, of_torch: bool, depth: int, room: int) -> Any:
     if not of_torch and len(shape) == 1 and type(shape[0]) is int and shape[0] <= _LONGEST_ARRAY:
         return _reduce_collection(call(methodcaller("tolist"), value), depth, room)
     return _describe(value, shape)
+
+
+def _attribute(value: Any, name: str, otherwise: Any) -> Any:
+    # getattr() with a default would swallow an AttributeError of a signal handler, too.
+    try:
+        return call(getattr, value, name)
+    except AttributeError:
+        reraise_if_programs_own()
+        return otherwise
 
 
 def _is_at_hand(tensor: Any) -> bool:
@@ -236,9 +245,9 @@ def _reduce_scalar(value: Any) -> Any:
 
 
 def _describe(value: Any, shape: tuple[Any, ...]) -> str:
-    dtype = str.__str__(call(str, call(getattr, value, "dtype", "?")))
+    dtype = str.__str__(call(str, _attribute(value, "dtype", "?")))
     dtype = dtype.removeprefix("torch.").replace("float", "f").replace("int", "i")
-    device = call(str, call(getattr, value, "device", "cpu"))
+    device = call(str, _attribute(value, "device", "cpu"))
     return f"tensor({device}, {dtype}, {call(str, list(shape))})"
 
 
@@ -247,7 +256,7 @@ def _describe_traced(value: Any) -> str:
     if context is None:  # a proxy, or a symbol: reading it would add to the graph
         return f"<{name_of_type(type(value))}>"
     with context:
-        return _describe(value, call(tuple, call(getattr, value, "shape", ())))
+        return _describe(value, call(tuple, _attribute(value, "shape", ())))
 
 
 def _short_repr(value: Any) -> str:

@@ -38,7 +38,8 @@ _BUILT_IN: Final = frozenset(
 # Of which C code that we call raises exceptions, and our own code.
 _RAISE_FROM_C: Final = frozenset({"torch", "numpy", "orjson", "msgspec", "sglang_instrument"})
 _OURS: Final = tuple(
-    f"sglang_instrument.{part}." for part in ("recording", "patching", "startup", "profilers")
+    f"sglang_instrument.{part}"
+    for part in ("recording.", "patching.", "startup.", "profilers.", "launchers", "addresses")
 )
 _GENERATED: Final = "<sglang_instrument "
 # These modules call no code of the program, except through `call`.
