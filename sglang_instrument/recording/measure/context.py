@@ -260,7 +260,8 @@ def _tell_all_ended(scope: Scope) -> None:
         inner = [each for each in scopes() if each.within is scope and each.open <= 0]
         for each in inner:
             each.ended, each.within = True, None
-        scope.within = None
+        if scope.within is not None:
+            scope.within = None
     for each in (scope, *inner):
         _tell_ended(each)
 

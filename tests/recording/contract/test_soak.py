@@ -5,7 +5,7 @@ import json
 SOAK = """
     import asyncio, json, os, resource, threading
     import sglang_instrument as si
-    from sglang_instrument.recording.measure import context, spans, tasks
+    from sglang_instrument.recording.measure import scopes, spans, tasks
 
     si.install()
 
@@ -16,7 +16,7 @@ SOAK = """
             "descriptors": len(os.listdir("/proc/self/fd")),
             "threads": threading.active_count(),
             "resident_mb": pages * resource.getpagesize() / 2**20,
-            "scopes": len(context._scopes),
+            "scopes": len(scopes.scopes()),
             "known_threads": len(tasks._threads),
             "open_spans": len(spans.OPEN),
         }

@@ -353,6 +353,7 @@ def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longe
     assert calm._tick_sec == writer.CALM_TICK_SEC
     left_after(writer._LITTLE + 1)
     assert calm._tick_sec == writer.TICK_SEC
+    calm.end(time.monotonic() + 600)
 
 
 def test_a_wakeup_that_was_rung_wakes_the_next_waiter_once():
@@ -408,6 +409,7 @@ def test_a_writer_leaves_ticks_out_only_where_nothing_has_to_be_looked_at(log_di
     assert left_out_after(0) == 1  # it rests, or will at the next tick
     calm.wrap_buffer(lambda buffer: [])
     assert left_out_after(1) == 1
+    calm.end(time.monotonic() + 600)
 
 
 @pytest.fixture

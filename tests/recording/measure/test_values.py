@@ -417,7 +417,7 @@ class _Nameless(metaclass=_Opinionated):
 
 
 @pytest.mark.parametrize(
-    ("made", "logged"), [(lambda: _Proxy(), "_Proxy object"), (lambda: _Nameless(), "RuntimeError")]
+    ("made", "logged"), [(lambda: _Proxy(), "_Proxy"), (lambda: _Nameless(), "RuntimeError")]
 )
 def test_a_value_of_which_not_even_the_class_can_be_asked_never_raises(made, logged):
     value = made()  # not a parameter: pytest reads the class of parameters
