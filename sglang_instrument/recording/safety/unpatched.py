@@ -5,12 +5,14 @@ A thread of this package that mixed both kinds would be a greenlet that blocks t
 ever. So this package uses the originals alone, which it takes at import, or from gevent.
 """
 
+import contextlib
+import functools
 import importlib
 import sys
 import threading
 import time
 from _thread import TIMEOUT_MAX
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 
@@ -91,9 +93,11 @@ class Thread:
         try:
             if threading.Lock is _usual_lock:
                 self._usual = threading.Thread(target=self._work, name=self._name, daemon=True)
+                # In its instance, because `Thread.start` waits for ever if the beginning raises.
+                vars(self._usual)["_bootstrap"] = _beginning(self._usual._bootstrap)  # type: ignore[attr-defined]
                 self._usual.start()
             else:
-                start_new_thread(self._work, ())
+                start_new_thread(_beginning(self._work), ())
         except (RuntimeError, MemoryError):
             self._is_started = False
             raise
@@ -127,3 +131,31 @@ class Thread:
         known = active.pop(self._ident, None)
         if known is not None:
             active[ident] = known
+
+
+def _beginning(run: Callable[[], object]) -> Callable[[], object]:
+    """Return what a new thread calls: it runs `run`, and passes on an exception that was set for this thread.
+
+    Before Python 3.12, a thread has the identity of its starter until it begins. `PyThreadState_SetAsyncExc`
+    with that identity then sets the exception for the new thread, which meets it before its first statement.
+    """
+    steps = _begin(run, _get_ident())
+    next(steps)
+    return functools.partial(next, steps, None)
+
+
+def _begin(run: Callable[[], object], starter: int) -> Generator[None, None, None]:
+    try:
+        yield  # a function would raise the exception before its `try`; a generator goes on within it
+    except GeneratorExit:  # no thread could be started
+        return
+    except BaseException as error:
+        _set_exception(starter, type(error))
+    run()
+
+
+def _set_exception(ident: int, kind: type[BaseException]) -> None:
+    with contextlib.suppress(Exception):  # a Python without ctypes
+        import ctypes
+
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
