@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 _DEMO = "demo"  # its table patches this package itself
 #: The modules that record. Functions that come by value (cloudpickle) import them when they are unpickled.
+#: Each is the first on its way: `install()` needs the public names, whose modules must not be half imported.
 _RECORDING = frozenset(
     {
+        "sglang_instrument.patching.decorating",
         "sglang_instrument.recording.measure",
         "sglang_instrument.recording.log_manager",
         "sglang_instrument.patching.probes",

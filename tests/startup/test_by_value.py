@@ -86,6 +86,49 @@ assert not [finder for finder in sys.meta_path if "Trigger" in repr(finder)]
     assert "Error" not in script.stdout, script.stdout
 
 
+@pytest.mark.parametrize("name", ["instrument", "span", "step", "SGLangLogManager"])
+def test_the_first_name_that_a_program_imports_installs_whole(start_script, tmp_path, name):
+    script = start_script(
+        f"""
+        {HOOK}
+        from sglang_instrument import {name}
+        import sglang_instrument
+        assert sglang_instrument.installed()
+        assert sglang_instrument.{name} is {name}
+        """,
+        file=tmp_path / "main.py",
+        SGLANG_INSTRUMENT="1",
+    ).wait()
+    assert "failed" not in script.stderr
+
+
+def test_a_decorated_lambda_of_a_module_that_goes_by_value_records(run_script, tmp_path):
+    (tmp_path / "helpers.py").write_text(
+        "from sglang_instrument import instrument\n"
+        'halved = instrument("halved")(lambda number: number / 2)\n'
+        'halved.__name__ = halved.__qualname__ = "halved"\n'
+    )
+    script = run_script(
+        f"""
+        import os, subprocess, sys
+        sys.path.insert(0, os.getcwd())
+        import cloudpickle, helpers, pickle
+        import sglang_instrument
+        assert pickle.loads(pickle.dumps(helpers.halved)) is helpers.halved
+        assert cloudpickle.loads(cloudpickle.dumps(helpers.halved)) is helpers.halved
+        cloudpickle.register_pickle_by_value(helpers)
+        sent = cloudpickle.dumps(helpers.halved)
+        os.remove("helpers.py")
+        sglang_instrument.install()
+        child = [sys.executable, "-c", {HOOK + CHILD!r}]
+        done = subprocess.run(child, input=sent, capture_output=True)
+        print(done.stdout.decode(), done.stderr.decode())
+        """
+    )
+    records = [record for file in script.records.values() for record in own(file)]
+    assert [record["event"] for record in records] == ["halved"] * 5, script.stdout
+
+
 def test_without_the_switch_such_a_function_runs_and_nothing_is_installed(run_script):
     script = run_script(
         f"""

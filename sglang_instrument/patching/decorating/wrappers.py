@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sglang_instrument.errors import TargetError
 from sglang_instrument.patching.decorating.arguments import Picker, picker
+from sglang_instrument.patching.decorating.by_value import cloudpickle_calls, goes_by_value
 from sglang_instrument.patching.decorating.notes import Decoration
 from sglang_instrument.patching.decorating.regions import called_by, region_of_call, wants_items
 from sglang_instrument.patching.probes.contract import Probe
@@ -95,8 +96,13 @@ def _wrapper_type() -> Any:
 
         __bound_function_wrapper__ = BoundWrapper
 
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            """The wrapped object's class to all but cloudpickle, which would send the bare function."""
+            return Wrapper if cloudpickle_calls() else self.__wrapped__.__class__
+
         def __reduce_ex__(self, protocol: Any) -> Any:
-            if _has_own_name(self):
+            if _has_own_name(self) and not goes_by_value(self.__wrapped__):
                 return self.__qualname__
             return eval, (_UNPICKLE, {"function": self.__wrapped__, "sent": self._self_sent})
 
