@@ -188,8 +188,13 @@ if __name__ == "__main__":
     import sglang_instrument
     sglang_instrument.install()
     {textwrap.indent(textwrap.dedent(BY_VALUE[package]), "    ").strip().replace("WORK", name)}
-    import time
-    time.sleep(1)  # these packages end their processes with a signal
+    import pathlib, time
+    folder = pathlib.Path(sglang_instrument.status()["folder"])
+    ends = time.monotonic() + 600
+    while time.monotonic() < ends:  # these packages end their processes with a signal
+        if sum(path.read_text().count('"event":"{name}"') for path in folder.rglob("*.jsonl")) >= 20:
+            break
+        time.sleep(0.02)
 """
     )
     script = run_script("import os, sys; os.execv(sys.executable, [sys.executable, 'main.py'])")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ways_to_start
 from logged import own, read_records
-from ways_to_start import REBIND, STARTS, WAYS
+from ways_to_start import REBIND, STARTS, WAYS, tasks_of
 
 # Python 3.12 and newer warn of threads and fork.
 ENVIRONMENT = {"PYTHONWARNINGS": "ignore::DeprecationWarning", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -23,11 +23,6 @@ def assert_recorded(run_script, way):
     assert recorded_in(script.records) == {
         (label, ids.get("step", 0), ids.get("request_id")): tasks_of(way) for label, ids in expected.items()
     }
-
-
-def tasks_of(way):
-    """Return how many tasks a way starts under the same ids."""
-    return 8 if way.startswith("joblib") else 1
 
 
 def recorded_in(files):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from sglang_instrument import bind, event
 
@@ -31,6 +32,22 @@ REBIND = ("subprocess", *RAY)
 def work(label):
     event("did", label=label)
     return label
+
+
+def tasks_of(way):
+    """Return how many tasks a way starts under the same ids."""
+    return 8 if way.startswith("joblib") else 1
+
+
+def wait_until_written(tasks):
+    """Wait until the records of so many tasks are in the log; at most ten minutes."""
+    folder = Path(os.environ["SGLANG_INSTRUMENT_LOG_DIR"]) / os.environ["EXPERIMENT_NAME"]
+    ends = time.monotonic() + 600
+    while time.monotonic() < ends:
+        written = sum(path.read_bytes().count(b'"event":"did"') for path in folder.rglob("*.jsonl"))
+        if written >= tasks:
+            return
+        time.sleep(0.02)
 
 
 class Threaded(threading.Thread):
@@ -193,6 +210,9 @@ def joblib_of(backend):
         # Many batches: the later ones are submitted when earlier ones are done, from a thread of the pool.
         with Parallel(n_jobs=2, backend=backend, batch_size=1, pre_dispatch=2) as parallel:
             yield lambda label: parallel(delayed(work)(label) for _ in range(8))
+            wait_until_written(
+                len(STARTS) * tasks_of(f"joblib, {backend}")
+            )  # a pool of multiprocessing is ended by a signal
 
 
 for backend in ("loky", "threading", "multiprocessing"):
@@ -217,7 +237,7 @@ def ray_task():
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     yield lambda label: ray.get(ray.remote(work).remote(label))
-    time.sleep(1)  # Ray kills its workers
+    wait_until_written(len(STARTS))  # Ray kills its workers
     ray.shutdown()
 
 
@@ -232,7 +252,7 @@ def ray_actor():
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     actor = ray.remote(Actor).remote()
     yield lambda label: ray.get(actor.run.remote(label))
-    time.sleep(1)
+    wait_until_written(len(STARTS))
     ray.shutdown()
 
 
@@ -244,7 +264,8 @@ def run_way(name):
             with bind(**ids):
                 start = start or stack.enter_context(WAYS[name]())
                 start(label)
-    time.sleep(0.3)  # some packages end their processes with a signal
+    # Some packages end their processes with a signal.
+    wait_until_written(len(STARTS) * tasks_of(name))
 
 
 def main(names):
