@@ -166,7 +166,7 @@ def test_status_shows_the_newest_run_and_names_the_processes_of_earlier_ones(ins
     os.utime(folder / "processes/reward_0.json", (1, 1))
     out = printed("status", folder)
     assert "run second" in out
-    assert "not shown, from earlier runs: reward_0" in out
+    assert "not shown, from other runs: reward_0" in out
 
 
 def test_status_reads_on_past_a_file_that_is_no_json(install, printed):
