@@ -56,7 +56,7 @@ test-trainers: environments test-ray test-collect test-mlflow $(VENV)/.develop
 
 test-gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "no CUDA device for torch " + torch.__version__)'
-	PYTHONPATH=. $(PYTHON) -m pytest -p no:cacheprovider -W default tests/gpu
+	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest -p no:cacheprovider -W default tests/gpu
 
 lint: $(VENV)/.demo $(VENV)/.develop
 	$(BIN)/ruff check .

@@ -64,9 +64,9 @@ def install(
         log_dir: Folder of all runs. Default "logs", in the working directory.
         run_id: Id of the run. The driver creates one and its workers inherit it: leave it empty.
         role: The role of this process: worker, trainer, reward, server, scheduler. Default "worker".
-        sync: When `torch.cuda.synchronize()` is called around step-level spans of synchronous code. "auto":
-            where this process already uses a GPU; "always"; "off"; "events": never, CUDA events measure the
-            GPU's own time in `device_sec`. Default "auto".
+        sync: How step-level spans of synchronous code wait for the GPU at both ends. "auto": for the thread's
+            stream, where this process already uses a GPU; "always": by `torch.cuda.synchronize()`; "off";
+            "events": never, CUDA events measure the GPU's own time in `device_sec`. Default "auto".
         nvtx: Whether spans are also NVTX ranges, which Nsight Systems shows.
         durability: "buffered": records are written within 100 ms; "line": before the span's exit returns.
             Default "buffered".

@@ -4,19 +4,15 @@
 """
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from gpu_processes import needs_cuda, run
 
 torch = pytest.importorskip("torch")
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none here"),
+    needs_cuda,
     pytest.mark.filterwarnings("default"),  # torch's own warnings, which differ from version to version
 ]
 
@@ -26,7 +22,6 @@ from sglang_instrument.recording.measure import gpu_sync, spans  # noqa: E402
 from sglang_instrument.recording.watch.gpu_events import HeldBack  # noqa: E402
 from sglang_instrument.testing import records  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 POLICIES = ["auto", "always", "events"]
 
 
@@ -68,15 +63,6 @@ def multiply(matrix, times):
         matrix @ matrix
     ended.record()
     return began, ended
-
-
-def run(script, *arguments):
-    """Run a script in its own process, which has no CUDA context until it makes one."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=environment, check=False, cwd=ROOT
-    )
 
 
 @pytest.mark.parametrize("sync", POLICIES)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from sglang_instrument.recording.safety.captures import BesideCaptures
 from sglang_instrument.recording.safety.notices import log_swallowed
 
 _Policy = Callable[[], None]
@@ -17,7 +18,7 @@ _synchronize: _Policy = _off
 
 
 def synchronize() -> None:
-    """Wait for the queued work of the current device, as the policy in force says."""
+    """Wait for queued work, as the policy in force says."""
     _synchronize()
 
 
@@ -28,23 +29,40 @@ def use_policy(policy: str) -> None:
 
 
 def _auto() -> None:
-    """Wait where this process has work on a GPU; never in a coroutine, where it would block the loop."""
+    """Wait for this thread's stream where this process has work on a GPU; never in a coroutine.
+
+    In a coroutine, it would block the loop. Waiting for the whole device would break the graphs that other
+    threads capture. A program's stream waits for what it needs of other streams.
+    """
     # Another thread may be importing asyncio now: then it has no _get_running_loop yet.
     running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
     if running_loop is None or running_loop() is None:
-        _always()
+        _wait(_for_stream)
 
 
 def _always() -> None:
-    """Wait, in coroutines too, if the GPU is already in use, and nothing is being captured or traced."""
+    """Wait for the whole device, in coroutines too, if it is already in use and nothing is captured here."""
+    _wait(_for_device)
+
+
+def _wait(wait: Callable[[Any], None]) -> None:
     try:
         cuda = cuda_at_hand()
         if cuda is not None:
-            cuda.synchronize()
+            wait(cuda)
     except BaseException as error:
         # Either an asynchronous error of the trainer's kernels, which its next CUDA call raises again; or
         # another thread is importing torch now.
-        log_swallowed("torch.cuda.synchronize()", error)
+        log_swallowed("waiting for the GPU", error)
+
+
+def _for_stream(cuda: Any) -> None:
+    with BesideCaptures():
+        cuda.current_stream().synchronize()
+
+
+def _for_device(cuda: Any) -> None:
+    cuda.synchronize()
 
 
 def cuda_at_hand() -> Any:

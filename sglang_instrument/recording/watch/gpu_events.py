@@ -4,8 +4,7 @@ A CUDA event is recorded in the stream at both ends of a span. The finished span
 event has completed; its thread queries that when it records something else. The time between both events is
 `device_sec`. A span is held until its step ends, at most for a second; then it goes on without `device_sec`.
 
-No thread of this package queries events: while any thread captures a graph, CUDA by default forbids queries
-on all others, and a query breaks the capture. A thread that queues GPU work itself would break it anyway.
+Threads of this package query no events; those of the program do, and break no capture of a graph by it.
 """
 
 from _thread import get_ident
@@ -19,6 +18,7 @@ from msgspec import Struct
 from sglang_instrument.recording.measure import gpu_sync
 from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, SyncedSpan
+from sglang_instrument.recording.safety.captures import BesideCaptures
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.watch import span_listeners
 
@@ -180,8 +180,9 @@ class HeldBack:
         try:
             if gpu_sync.cuda_at_hand() is None:
                 return False
-            for _ in range(len(held)):
-                self._look_at(held, *held.popleft())
+            with BesideCaptures():
+                for _ in range(len(held)):
+                    self._look_at(held, *held.popleft())
         except IndexError:  # the encoder's thread has taken the rest
             pass
         except BaseException as error:

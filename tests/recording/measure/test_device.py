@@ -20,7 +20,7 @@ class StandInCuda(types.SimpleNamespace):
     def __init__(self, **state):
         super().__init__(initialized=True, context=True, capturing=False, compiling=False, fails=False)
         self.__dict__.update(state)
-        self.waits = 0
+        self.waits = self.device_waits = 0
 
     def is_initialized(self):
         return self.initialized
@@ -31,7 +31,14 @@ class StandInCuda(types.SimpleNamespace):
     def is_current_stream_capturing(self):
         return self.capturing
 
+    def current_stream(self):
+        return types.SimpleNamespace(synchronize=self.wait)
+
     def synchronize(self):
+        self.device_waits += 1
+        self.wait()
+
+    def wait(self):
         self.waits += 1
         if self.fails:
             raise RuntimeError("CUDA error: device-side assert triggered")
@@ -66,6 +73,13 @@ def test_a_step_level_span_waits_at_both_ends(gpu, policy):
     cuda = gpu(policy)
     measured()
     assert cuda.waits == 2
+
+
+@pytest.mark.parametrize(("policy", "waits"), [("auto", 0), ("always", 2)])
+def test_only_always_waits_for_the_whole_device(gpu, policy, waits):
+    cuda = gpu(policy)
+    measured()
+    assert cuda.device_waits == waits
 
 
 @pytest.mark.parametrize(
