@@ -1,8 +1,8 @@
 """Traces of a real GPU are read as they are: busy time, kernels, streams, copies, stages and graphs.
 
-Both were recorded on an H200 with torch 2.11. `torch` is of tests/gpu: CUDA graphs, compiled code, two streams.
-`sglang` is of SGLang 0.5.21's scheduler in the demo, with PyTorch's own kernels, cut after four forward passes and
-without Python's calls.
+Both were recorded on an H200 with torch 2.11. `torch` comes from tests/gpu: CUDA graphs, compiled code, two
+streams. `sglang` is of SGLang 0.5.21's scheduler in the demo, with PyTorch's own kernels, cut after four
+forward passes and without Python's calls.
 """
 
 from pathlib import Path
