@@ -22,6 +22,7 @@ from typing import BinaryIO, Final
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DRAFT: Final = re.compile(r"\.sglang_instrument-[0-9a-f]{16}\.draft")
+_IN_PLACE: Final = "a link or a file is in place of a folder"
 _ABANDONED_SEC: Final = 3600.0  # the draft of a process that lives is written to more often
 
 
@@ -91,6 +92,21 @@ class SafeFolder:
                 return sorted(os.listdir(descriptor))  # noqa: PTH208 - pathlib lists no open folder
         except OSError:
             return []
+
+    def folder_names(self) -> list[str]:
+        """Return the names of the folders in it, in order.
+
+        Raises:
+            OSError: A link to a folder is among them, or in its place.
+        """
+        names = []
+        for name in self.names():
+            about = self.stat(name)
+            if about is not None and stat.S_ISLNK(about.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, _IN_PLACE, str(self.path / name))
+            if about is not None and stat.S_ISDIR(about.st_mode):
+                names.append(name)
+        return names
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return what is known of a file, a folder or a link itself; None if it is missing."""
@@ -172,8 +188,9 @@ class SafeFolder:
         with self.changing(name) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise
+            except BlockingIOError as error:
+                path = str(self.path / name)
+                raise BlockingIOError(error.errno, "another process holds this lock", path) from None
             except OSError:  # a file system without locks
                 pass
             yield
@@ -266,8 +283,7 @@ def _open_below(descriptor: int, name: str, path: Path, make: bool) -> int:
         return _open_below(descriptor, name, path, make=False)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            reason = "a link or a file is in place of a folder"
-            raise NotADirectoryError(error.errno, reason, str(path)) from None
+            raise NotADirectoryError(error.errno, _IN_PLACE, str(path)) from None
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 

@@ -1,5 +1,6 @@
 """Write a run as a dataset of Parquet files, and write only what changed the next time."""
 
+import errno
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -109,12 +110,14 @@ def _write_tables(
     if loaded is None:
         _save(target, old)  # so that a killed export can go on
     target.delete_drafts(at_once=True)
+    ours = _our_outputs(run, old)
+    _demand_only_ours(target, ours)
     new, fresh = _with_spans(run, target, old, progress) if SPANS in tables else (old, 0)
     for name in MADE:
         if name in tables:
             save_parquet(target, f"{name}.parquet", make_table(run, name))
     if SPANS in tables:
-        _delete_others(target, new.spans, _our_outputs(run, old))  # before the manifest that forgets them
+        _delete_others(target, new.spans, ours)  # before the manifest that forgets them
     _save(target, new)
     return Written(fresh, len(new.spans), sum(output.rows for output in new.spans.values()))
 
@@ -248,13 +251,27 @@ def _logs_of(known: _Manifest) -> set[str]:
     return {*known.begun, *(state[0] for state in known.files), *of_spans}
 
 
+def _demand_only_ours(target: SafeFolder, ours: Collection[str]) -> None:
+    """Raise OSError if readers would take something else for spans: a Parquet file, a link to a folder."""
+    for folder in _step_folders(target):
+        for name in folder.names():
+            if name.endswith(".parquet") and name not in ours:
+                raise OSError(errno.EEXIST, "it is no file of this dataset", str(folder.path / name))
+
+
 def _delete_others(target: SafeFolder, outputs: Collection[str], ours: Collection[str]) -> None:
     """Delete our files of spans that no log file stands behind any more, and drafts of killed exports."""
+    for folder in _step_folders(target):
+        below = "/".join(folder.inside[len(target.inside) :])
+        own = {name for name in folder.names() if name in ours or _OLD_DRAFT.fullmatch(name)}
+        stale = {name for name in own if f"{below}/{name}" not in outputs}
+        folder.delete_those(stale.__contains__)
+        folder.delete_drafts(at_once=True)
+
+
+def _step_folders(target: SafeFolder) -> Iterator[SafeFolder]:
+    """Yield the folders with spans; raise OSError if a link is in place of one."""
     spans = target / SPANS
-    for run_id in spans.names():
-        for step in (spans / run_id).names():
-            folder, below = spans / run_id / step, f"{SPANS}/{run_id}/{step}"
-            own = {name for name in folder.names() if name in ours or _OLD_DRAFT.fullmatch(name)}
-            stale = {name for name in own if f"{below}/{name}" not in outputs}
-            folder.delete_those(stale.__contains__)
-            folder.delete_drafts(at_once=True)
+    for run_id in spans.folder_names():
+        for step in (spans / run_id).folder_names():
+            yield spans / run_id / step
