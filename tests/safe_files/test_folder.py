@@ -125,7 +125,8 @@ def test_a_new_file_has_the_rights_of_the_one_that_it_replaces(tmp_path: Path) -
 def test_drafts_of_killed_processes_go_and_those_of_others_stay(tmp_path: Path) -> None:
     folder = SafeFolder(tmp_path)
     old, new, user = (
-        f".sglang_instrument-{number:016x}{end}" for number, end in ((1, ".draft"), (2, ".draft"), (3, ".txt"))
+        f".sglang_instrument-{number:016x}{end}"
+        for number, end in ((1, ".draft"), (2, ".draft"), (3, ".txt"))
     )
     for name in (old, new, user):
         (tmp_path / name).touch()

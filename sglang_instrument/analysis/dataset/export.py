@@ -76,8 +76,10 @@ def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> 
     with writing(target):
         _demand_ours(run, target)
         target.mkdir(parents=True, exist_ok=True)
-        written = write_tables(run, SafeFolder(target.absolute()), TABLES, progress)
-        store_run(run, target)
+        folder = SafeFolder(target.absolute())
+        with folder.locked(_LOCK):
+            written = _write_tables(run, folder, TABLES, progress)
+            store_run(run, target)
     return written
 
 

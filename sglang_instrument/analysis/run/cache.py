@@ -142,6 +142,7 @@ def store_digest(
         tables: What `cached_table` shall return for this dataset, by name.
     """
     home = SafeFolder(folder, (_STORED,))
+    home.delete_drafts(at_once=True)  # the caller holds the dataset's lock
     for name, table in tables.items():
         save_table(home, name, state_of(files), table)
     save_digest(home, files, digest)
