@@ -1,6 +1,6 @@
 """A command that is killed before any change of a file loses nothing, and goes on when it is started again.
 
-`KILL_POINTS=0` in the environment tries all points of each command, some hundred; the default is a few of each.
+`KILL_POINTS=0` in the environment tries all points of each command, some hundred; the default is a few.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def rows_of(world: World) -> Any:
     counts = "union all ".join(
         f"select '{name}' as name, count(*) as n from {name} " for name in ("spans", "requests", "steps")
     )
-    assert not [path for path in (world / "dataset").rglob("*.draft")]
+    assert not list((world / "dataset").rglob("*.draft"))
     return sorted(list(row.values()) for row in world.json("sql", world / "dataset", counts)["rows"])
 
 

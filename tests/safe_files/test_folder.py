@@ -1,4 +1,4 @@
-"""What is written and deleted below a folder stays below it, and an old file stays until the new one is whole."""
+"""What is written and deleted below a folder is below it; an old file stays until the new one is whole."""
 
 import os
 import stat
@@ -21,6 +21,16 @@ CHANGES: dict[str, Callable[[SafeFolder], object]] = {
     "rename_folder": lambda folder: folder.rename_folder("below", "other"),
     "link": lambda folder: folder.link("mine", folder, "mine"),
 }
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def write_half(folder: SafeFolder) -> None:
+    with folder.writing("file") as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -56,7 +66,7 @@ def test_what_may_fail_silently_does_not_reach_through_a_link(elsewhere: Path, t
     folder.delete_drafts(at_once=True)
     folder.delete_folder("below")
     SafeFolder(tmp_path / "run").delete_folder(".cache")
-    assert sorted(os.listdir(elsewhere)) == ["below", "mine"]
+    assert names_in(elsewhere) == ["below", "mine"]
 
 
 def test_a_link_in_place_of_a_file_is_not_followed(elsewhere: Path, tmp_path: Path) -> None:
@@ -97,10 +107,9 @@ def test_missing_folders_are_made_below_a_root_that_is_there(tmp_path: Path) -> 
 def test_after_an_error_the_old_file_stays_and_no_draft_is_left(tmp_path: Path) -> None:
     folder = SafeFolder(tmp_path)
     folder.write("file", b"old")
-    with pytest.raises(KeyboardInterrupt), folder.writing("file") as file:
-        file.write(b"half")
-        raise KeyboardInterrupt
-    assert os.listdir(tmp_path) == ["file"]
+    with pytest.raises(KeyboardInterrupt):
+        write_half(folder)
+    assert names_in(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
@@ -110,7 +119,7 @@ def test_on_a_full_disk_the_old_file_stays(tmp_path: Path) -> None:
         folder.write("file", b"old")
         with pytest.raises(OSError, match="No space left"):
             folder.write("file", bytes(2**20))
-        assert os.listdir(disk) == ["file"]
+        assert names_in(disk) == ["file"]
         assert (disk / "file").read_bytes() == b"old"
 
 
@@ -124,10 +133,8 @@ def test_a_new_file_has_the_rights_of_the_one_that_it_replaces(tmp_path: Path) -
 
 def test_drafts_of_killed_processes_go_and_those_of_others_stay(tmp_path: Path) -> None:
     folder = SafeFolder(tmp_path)
-    old, new, user = (
-        f".sglang_instrument-{number:016x}{end}"
-        for number, end in ((1, ".draft"), (2, ".draft"), (3, ".txt"))
-    )
+    old, new, user = (f".sglang_instrument-{16 * digit}" for digit in "123")
+    old, new = f"{old}.draft", f"{new}.draft"
     for name in (old, new, user):
         (tmp_path / name).touch()
     for name in (old, user):

@@ -9,6 +9,12 @@ import pytest
 from sglang_instrument.safe_files.output import write_output, writing_output
 
 
+def write_half(path: Path) -> None:
+    with writing_output(path) as file:
+        file.write(b"half")
+        raise ValueError("no more")
+
+
 def test_a_link_that_the_user_named_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/report.html").write_bytes(b"old")
@@ -33,8 +39,7 @@ def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path: Path) -> None:
 def test_after_an_error_what_was_there_stays(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_bytes(b"old")
-    with pytest.raises(ValueError, match="no more"), writing_output(path) as file:
-        file.write(b"half")
-        raise ValueError("no more")
-    assert os.listdir(tmp_path) == ["report.html"]
+    with pytest.raises(ValueError, match="no more"):
+        write_half(path)
+    assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"old"
