@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -126,8 +126,8 @@ class Folder:
         self._ours.delete_folder(STAGED)
         self._below.delete_folder(OURS)
         if self._made_folder:
-            with suppress(OSError):  # it holds something
-                self.folder.rmdir()
+            path = self.folder.absolute()
+            SafeFolder(path.parent).delete_folder(path.name)
 
     def local(self, file: Collected) -> Path:
         """Return where a file is kept."""
