@@ -299,4 +299,4 @@ def _keep_mode(opened: int, name: str, descriptor: int) -> None:
     with suppress(OSError):
         old = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
         if stat.S_ISREG(old.st_mode):
-            os.fchmod(opened, stat.S_IMODE(old.st_mode))
+            os.fchmod(opened, old.st_mode & 0o777)
