@@ -165,4 +165,4 @@ def points_of(changes: int) -> list[int]:
     """Return before which changes to kill: the first ones, the last, and some between, in equal distances."""
     assert changes > 2
     count = changes if POINTS == 0 else min(POINTS, changes)
-    return sorted({1 + round(number * (changes - 1) / max(1, count - 1)) for number in range(count)} | {2})
+    return sorted({1 + round(number * (changes - 1) / max(1, count - 1)) for number in range(count)} | {2, 3})
