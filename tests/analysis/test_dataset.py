@@ -237,3 +237,12 @@ def test_spans_of_a_killed_export_go_when_their_log_is_gone(logs, tmp_path):
     export_dataset(open_run(folder), target)
     assert not list(target.glob("spans/run_id=*/step=1/*.parquet"))
     assert json.loads((target / "_manifest.json").read_text())["begun"] == []
+
+
+def test_an_export_that_was_killed_before_its_first_manifest_starts_over(logs, tmp_path):
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "_lock").touch()
+    (target / ".sglang_instrument-0123456789abcdef.draft").write_bytes(b'{"version":')
+    assert export_dataset(open_run(logs), target).written == 5
+    assert not list(target.rglob("*.draft"))
