@@ -40,11 +40,13 @@ class Binding(Struct, eq=False):
     def __exit__(self, *exception: object) -> None:
         bound = None
         try:
-            bound = self.bounds.pop(id(CURRENT.get()), None)
+            current = CURRENT.get()
+            bound = self.bounds.pop(id(current), None)
             if bound is None and self.bounds:  # another task than the one that entered the block leaves it
                 _, bound = self.bounds.popitem()
             if bound is not None:
-                bound.pop(_lies_in_generator(sys._getframe(1)))
+                is_usual = bound.context is current and (not exception or exception[0] is not GeneratorExit)
+                bound.pop(not is_usual and _lies_in_generator(sys._getframe(1)))
         except BaseException:
             _undo(bound)
             log_swallowed_now("unbinding ids")

@@ -79,14 +79,14 @@ class Bound(Struct, eq=False, weakref=True):
     def pop(self, in_generator: bool = False) -> None:
         """Unset the context, and count its block as ended, with the blocks inside that stayed bound.
 
-        It may be called again: an exception of the program may interrupt it anywhere.
-
-        Args:
-            in_generator: Whether the block lies in a generator: blocks inside, its consumer's, go on.
+        It may be called again: an exception of the program may interrupt it anywhere. `in_generator` says
+        that the block lies in a generator: blocks inside may be its consumer's, and go on.
         """
         context, current = self.context, CURRENT.get()
         try:
-            if not context.ended and context.outer is not None:
+            if current is context and not in_generator and not context.ended:
+                put(CURRENT, context.outer or UNBOUND)
+            elif not context.ended and context.outer is not None:
                 _unset(context, current, in_generator)
         except MemoryError:
             end_block(context)
