@@ -86,9 +86,8 @@ cdef class Span:
     cdef int begin(self, object event, object extra, object phase, long long waited_ns) except -1:
         self.event, self.extra, self.phase = event, extra, phase
         self.waited_ns = waited_ns
-        self.context = context_now()
-        if (<Context>self.context).left:
-            self.context = skip_left(<Context>self.context)
+        cdef Context context = <Context?>context_now()
+        self.context = skip_left(context) if context.left else context
         self.thread = PyThread_get_thread_ident()
         self.start = now_ns()
         return 0
