@@ -324,8 +324,9 @@ def test_arguments_and_results_live_no_longer_than_without(switch):
     def act():
         return drops(Big())
 
-    assert both_ways(switch, act) is False
-    assert switch.records[0].extra["r"] is False
+    is_held_by_call = sys.version_info < (3, 11)  # until it returns
+    assert both_ways(switch, act) is is_held_by_call
+    assert switch.records[0].extra["r"] is is_held_by_call
 
 
 def test_a_function_that_shows_its_locals_hides_none_and_is_measured(switch):

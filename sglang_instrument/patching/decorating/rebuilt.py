@@ -23,14 +23,21 @@ _LOCALS: Final = ".<locals>"
 def is_rebuilt(function: FunctionType, code: CodeType) -> bool:
     """Return whether the code of a function is not that of its `def`, in which a decorator is called now."""
     parent = function.__qualname__.rpartition(".")[0].removesuffix(_LOCALS)
-    if getattr(code, "co_qualname", function.__qualname__) != function.__qualname__:
-        return False  # the code of a decorator with functools.wraps
+    if _is_of_decorator(function, code):
+        return False
     frame = _calling_frame()
     if frame is None or frame.f_code.co_filename != code.co_filename or code.co_name != function.__name__:
         return False
     if frame.f_code.co_name != (parent.rpartition(".")[2] or "<module>"):
         return False  # not called where the function is defined
     return not any(_has_body_of(code, constant) for constant in _codes_in(frame.f_code))
+
+
+def _is_of_decorator(function: FunctionType, code: CodeType) -> bool:
+    """Return whether functools.wraps gave a function the name of another one, which it calls."""
+    if sys.version_info >= (3, 11):
+        return code.co_qualname != function.__qualname__
+    return "__wrapped__" in vars(function)
 
 
 def _calling_frame() -> FrameType | None:
