@@ -23,7 +23,7 @@ from planted import plant, table
 
 from sglang_instrument import instrument
 from sglang_instrument.patching.code_constants import original_of
-from sglang_instrument.patching.decorating import rewriting
+from sglang_instrument.patching.decorating import rebuilt, rewriting
 from sglang_instrument.patching.decorating.notes import NOTES
 from sglang_instrument.patching.decorating.rewriting import requests_of
 from sglang_instrument.patching.probes.probe import probes_for
@@ -575,6 +575,13 @@ def again(n):
     assert (module.half(4), module.again(1)) == (2, 2)
     assert switch.events == ["outer", "half"]
     assert type(module.half) is types.FunctionType
+
+
+def test_functions_that_are_decorated_at_each_call_are_not_remembered():
+    for _ in range(3000):
+        instrument("again")(plant)
+    assert len(rebuilt._dropped) <= rebuilt._MOST_DROPPED
+    assert not any(known.qualname == "plant" for known in rebuilt._existing)
 
 
 DILLED = """

@@ -5,7 +5,9 @@ the new code has no source, and the function gets a wrapper. Above it, the new f
 one, which is dropped: then a notice names it.
 """
 
+import os
 import sys
+from collections import deque
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
@@ -18,6 +20,8 @@ from sglang_instrument.recording.safety.notices import notice
 from sglang_instrument.recording.safety.static_lookup import entries
 
 _LOCALS: Final = ".<locals>"
+_FOLDER: Final = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120 - pathlib takes long
+_MOST_DROPPED: Final = 1000  # a program may decorate at each call, and nothing asks while nothing is recorded
 
 
 def is_rebuilt(function: FunctionType, code: CodeType) -> bool:
@@ -42,7 +46,7 @@ def _is_of_decorator(function: FunctionType, code: CodeType) -> bool:
 
 def _calling_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(__package__):
+    while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
         frame = frame.f_back
     return frame
 
@@ -74,10 +78,11 @@ class _Decorated(ref[FunctionType]):
 
 
 _existing: Final[set[_Decorated]] = set()
-_dropped: Final[list[_Decorated]] = []
+_dropped: Final[deque[_Decorated]] = deque(maxlen=_MOST_DROPPED)
 
 
 def _drop(decorated: Any, existing: Any = _existing, dropped: Any = _dropped) -> None:
+    """Take the note of a function that is gone; the defaults are there when the interpreter ends, too."""
     if decorated in existing:
         existing.remove(decorated)
         dropped.append(decorated)
@@ -98,13 +103,13 @@ def expect(function: FunctionType) -> None:
 def name_rebuilt() -> None:
     """Give a notice for each decorated function in whose place a function with other code stands now."""
     for _ in range(len(_dropped)):
-        decorated = _dropped.pop(0)
         try:
+            decorated = _dropped.popleft()
             if _is_being_imported(decorated.module):
                 _dropped.append(decorated)  # its name is not bound yet
             elif _is_replaced(decorated):
                 _name(f"{decorated.module}:{decorated.qualname}")
-        except BaseException:  # a module that is no usual one
+        except BaseException:  # another thread was first; a module that is no usual one
             reraise_if_programs_own()
 
 
