@@ -13,6 +13,7 @@ from sglang_instrument import __version__, launchers, native
 from sglang_instrument.addresses import without_user
 from sglang_instrument.config import DEFAULT_EXPERIMENT, Config
 from sglang_instrument.errors import ConfigError
+from sglang_instrument.patching.decorating.rebuilt import name_rebuilt
 from sglang_instrument.patching.decorating.rewriting import ask_for_tables, requests_of
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.probes.contract import Probe
@@ -181,6 +182,7 @@ class Session:
         """Return what `sglang_instrument.status()` returns while installed."""
         folder = str(self.config.folder)
         open_spans.drop_interrupted()
+        name_rebuilt()
         facts = {"installed": True, "folder": folder, "open_spans": len(spans.OPEN), **self.describe()}
         return {**facts, "patches": [_described(table, site) for table, site in self._all_sites()]}
 

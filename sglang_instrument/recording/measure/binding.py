@@ -6,7 +6,7 @@ around it, or begins after it, drops them. In `_binding.pyx` neither can be inte
 """
 
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -15,6 +15,8 @@ from sglang_instrument import native
 from sglang_instrument.recording.measure.context import CURRENT, Bound, push
 from sglang_instrument.recording.measure.losses import log_swallowed_now
 from sglang_instrument.recording.measure.values import Identifier
+
+_GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR: importing inspect takes long
 
 
 class Binding(Struct, eq=False):
@@ -38,14 +40,20 @@ class Binding(Struct, eq=False):
     def __exit__(self, *exception: object) -> None:
         bound = None
         try:
-            bound = self.bounds.pop(id(CURRENT.get()), None)
+            current = CURRENT.get()
+            bound = self.bounds.pop(id(current), None)
             if bound is None and self.bounds:  # another task than the one that entered the block leaves it
                 _, bound = self.bounds.popitem()
             if bound is not None:
-                bound.pop()
+                is_usual = bound.context is current and (not exception or exception[0] is not GeneratorExit)
+                bound.pop(not is_usual and _lies_in_generator(sys._getframe(1)))
         except BaseException:
             _undo(bound)
             log_swallowed_now("unbinding ids")
+
+
+def _lies_in_generator(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & _GENERATORS)
 
 
 def _undo(bound: Bound | None) -> None:
