@@ -40,17 +40,21 @@ class ProcessEnds:
         """Register the hooks, once in a process and its forked children."""
         if not self._is_hooked:
             self._is_hooked = True
-            os.register_at_fork(before=self._before_fork, after_in_child=self._in_child)
+            os.register_at_fork(before=self._before, after_in_child=self._in_child)
             atexit.register(self._at_exit)
         self._hook_finalizers()
         if any(_is_child(sys.modules.get(name)) for name in _PROCESSES):
             self._finalize()
 
+    def _before(self) -> None:
+        self._hook_finalizers()  # once, in the parent: each child would copy the memory that this changes
+        self._before_fork()
+
     def _in_child(self) -> None:
         self._after_fork()
         if "billiard.process" in sys.modules:  # its child imports multiprocessing's finalizers, but later
             importlib.import_module("multiprocessing.util")
-        self._hook_finalizers()
+            self._hook_finalizers()
 
     def _hook_finalizers(self) -> None:
         """Have each kind of multiprocessing call `_finalize` when a child begins its work.

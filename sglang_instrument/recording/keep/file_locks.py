@@ -48,7 +48,9 @@ class Claims:
         """
         known = self._names.get((role, rank))
         if known is None:
-            os.makedirs(self._folder, exist_ok=True)  # noqa: PTH103 - a forked child has no time for pathlib
+            # No pathlib, and no makedirs() that finds its folder: a forked child copies what it touches.
+            if not os.path.isdir(self._folder):  # noqa: PTH112
+                os.makedirs(self._folder, exist_ok=True)  # noqa: PTH103
             name = component(file_name(role, rank))
             is_parents = (role, rank) in self._parents
             known = self._lowest_free(name) if is_parents else self._or_own(name, self._claim(name))
