@@ -13,7 +13,7 @@ from sglang_instrument.recording.keep.late_records import LateWriter
 from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
-from sglang_instrument.recording.measure import context, gpu_sync, identity, scopes, spans, tasks
+from sglang_instrument.recording.measure import context, gpu_sync, identity, inherited, scopes, spans, tasks
 from sglang_instrument.recording.measure.buffers import OFF, Buffer
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
@@ -153,6 +153,7 @@ class Recorder:
         spans.OPEN.clear()
         event_loop.forget_loops()
         context.forget_all()
+        inherited.keep_inherited()
         identity.ask_again()
         if self.config.sync == "events":
             self._held_back.abandon()
@@ -162,6 +163,10 @@ class Recorder:
         self._use(prepared or self._build(inherited=self._files))
         if was_on:
             self._open()
+
+    def is_described_in_turn(self) -> bool:
+        """Return whether this process has described itself under a name that children use in turn."""
+        return self._files.is_described_in_turn()
 
     def counts(self) -> dict[str, int]:
         """Return how many records were taken, changed, waiting and lost, in this process."""
