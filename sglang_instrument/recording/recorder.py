@@ -13,7 +13,7 @@ from sglang_instrument.recording.keep.late_records import LateWriter
 from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
-from sglang_instrument.recording.measure import context, gpu_sync, identity, inherited, scopes, spans, tasks
+from sglang_instrument.recording.measure import binding, context, gpu_sync, identity, scopes, spans, tasks
 from sglang_instrument.recording.measure.buffers import OFF, Buffer
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
@@ -153,7 +153,7 @@ class Recorder:
         spans.OPEN.clear()
         event_loop.forget_loops()
         context.forget_all()
-        inherited.keep_inherited()
+        binding.keep_inherited()
         identity.ask_again()
         if self.config.sync == "events":
             self._held_back.abandon()
