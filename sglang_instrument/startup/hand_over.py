@@ -15,8 +15,8 @@ from typing import Any, Final
 from sglang_instrument.patching.places.loaded_modules import loaded_module
 from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.swap import SwappedEntry
-from sglang_instrument.recording.measure.context import CURRENT, UNBOUND, Context, count_task, derive, put
 from sglang_instrument.recording.measure.binding import forget_inherited, inherit
+from sglang_instrument.recording.measure.context import CURRENT, UNBOUND, Context, count_task, derive, put
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.startup.carried_task import CarriedTask, bind_tasks, ids_of
 
