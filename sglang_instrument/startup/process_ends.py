@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from sglang_instrument.recording.measure import identity
+from sglang_instrument import launchers
 
 _FINALIZERS: Final = ("multiprocessing.util", "multiprocess.util")
 
@@ -45,7 +45,7 @@ class ProcessEnds:
             os.register_at_fork(before=self._before, after_in_child=self._in_child)
             atexit.register(self._at_exit)
         self._hook_finalizers()
-        if identity.is_childs():
+        if launchers.is_child():
             self._finalize()
 
     def _before(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from sglang_instrument import launchers
 from sglang_instrument.config import component
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.measure import identity
@@ -63,7 +64,7 @@ class Claims:
             return self._lowest_free(name)
         reason = self._claim(name)
         # An engine's processes live long, and are looked for by their pid.
-        if reason == _TAKEN and role not in identity.ENGINE_ROLES and identity.is_childs():
+        if reason == _TAKEN and role not in identity.ENGINE_ROLES and launchers.is_child():
             return self._lowest_free(name)
         return self._or_own(name, reason)
 

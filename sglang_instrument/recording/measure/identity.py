@@ -1,7 +1,6 @@
 """Know the identity of this process: its role, its number in that role, and its tensor-parallel rank."""
 
 import os
-import sys
 from typing import Any, Final
 
 from sglang_instrument import launchers
@@ -14,8 +13,6 @@ ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenize
 DEFAULT_ROLE: Final = "worker"
 #: A server gives its number and kind to its children here: a scheduler does not know its replica.
 SERVER: Final = "SGLANG_INSTRUMENT_SERVER"
-
-_PROCESSES: Final = ("multiprocessing.process", "multiprocess.process", "billiard.process")
 
 _said: str = DEFAULT_ROLE  # set by install(role=...)
 _learned: str = DEFAULT_ROLE  # from the trainer's own objects; stays true after uninstall() and install()
@@ -84,16 +81,6 @@ def file_name(role: str, worker: int) -> str:
     kind = (_kind or _inherited()[1]) if role in ENGINE_ROLES else ""
     part = f"_tp{_tp}" if _tp is not None and role == process_role() else ""
     return f"{role}_{worker}{kind and '_' + kind}{part}"
-
-
-def is_childs() -> bool:
-    """Return whether this is a child that a kind of multiprocessing has started, by any method."""
-    return any(_is_child(sys.modules.get(name)) for name in _PROCESSES)
-
-
-def _is_child(process: Any) -> bool:
-    current = getattr(process, "current_process", None)
-    return current is not None and getattr(current(), "_parent_pid", None) is not None
 
 
 def forget() -> None:
