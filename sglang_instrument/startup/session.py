@@ -151,10 +151,11 @@ class Session:
         self._follower = None  # the parent's
         self.patcher.restart_in_child()
         self.recorder.restart_in_child()
+        self._hand_over.restart_in_child()
 
     def _patched(self) -> None:
         if self._presence is None:
-            self._presence = Presence(self._folder, self.describe)
+            self._presence = Presence(self._folder, self.describe, self.recorder.is_described_in_turn)
         self._presence.tell()
 
     def end(self) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from logged import read_records
+from ways_to_launch import LAUNCHERS, TORCHRUN
 
 from sglang_instrument.analysis import open_run, read_processes
 from sglang_instrument.launchers import key_of, rank_of
 
-STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
 RANKS = """
 import sys, time
 import sglang_instrument as si
@@ -96,20 +96,16 @@ def torchrun(*options):
     ]
 
 
-TWO_NODES = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", "29642")
+SWITCHED = {"SGLANG_INSTRUMENT": "1"}
 
 
 @pytest.mark.parametrize(
-    ("options", "nodes", "switch"),
-    [
-        (("--master-port", "29641"), 1, {}),
-        (("--standalone",), 1, {}),
-        (TWO_NODES, 2, {}),
-        (TWO_NODES, 2, {"SGLANG_INSTRUMENT": "1"}),
-    ],
+    ("way", "switch"),
+    [*((way, {}) for way in TORCHRUN), ("torchrun on two nodes, with a fixed master", SWITCHED)],
 )
-def test_ranks_of_torchrun_are_one_run(started, options, nodes, switch):
+def test_ranks_of_torchrun_are_one_run(started, way, switch):
     pytest.importorskip("torch")
+    options, nodes = TORCHRUN[way]
     run = started(torchrun(*options), *[switch] * nodes)
     ranks = list(range(2 * nodes))
     assert described(run) == (ranks, 2 * len(ranks), 1, {}, [])
@@ -128,18 +124,7 @@ def test_a_second_launch_with_the_same_master_is_another_run(started):
     assert "the newest of 2" in run.name
 
 
-MPI = {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-host-77@1"}
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        lambda rank: {**STEP, "SLURM_PROCID": rank},
-        lambda rank: {**MPI, "OMPI_COMM_WORLD_RANK": rank},
-        lambda rank: {"PMI_RANK": rank, "PMI_JOBID": "77"},
-        lambda rank: {"RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29644"},
-    ],
-)
+@pytest.mark.parametrize("variables", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_ranks_of_slurm_of_mpi_and_of_a_script_are_one_run(started, variables):
     run = started(lambda _, program: [program], variables("0"), variables("1"))
     assert described(run) == ([0, 1], 4, 1, {}, [])
