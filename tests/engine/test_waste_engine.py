@@ -105,6 +105,7 @@ def told(log):
 def run(served):
     """The folder of a run with aborts, and the server's own count of its tokens."""
     server, log = served.server, served.log
+    served.begin_part("waste")
     before = {name: counted(server, name) for name in ("num_requests_total", "generation_tokens_total")}
 
     def since(name):
