@@ -1,5 +1,6 @@
 """A worker of the demo installs this package first, unless the run is one without `install()`."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import asdict
 
 import pytest
 
+from sglang_instrument.cli.commands import demo
 from sglang_instrument.demo.options import DemoOptions, WorkerOrder
 
 NO_PIPE = 12345  # a worker that cannot report ends before it starts an engine
@@ -25,3 +27,10 @@ def test_a_worker_installs_unless_the_run_is_without_install(tmp_path, log_dir, 
     assert "Bad file descriptor" in done.stderr
     assert done.stderr.startswith("sglang_instrument ") == install
     assert (f"-> {log_dir}/run" in done.stderr) == install
+
+
+@pytest.mark.parametrize(("options", "install"), [([], True), (["--no-install"], False)])
+def test_the_command_tells_the_workers_whether_to_install(options, install):
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    assert demo._options(parser.parse_args(options)).install is install
