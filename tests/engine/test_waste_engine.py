@@ -81,7 +81,7 @@ CLIENT = """
         sglang_instrument.install()
         two = {"max_new_tokens": 2, "ignore_eos": True}
         post("/generate", {"input_ids": [300, 301], "sampling_params": two})  # outside of any step
-        with sglang_instrument.step(1):
+        with sglang_instrument.step(11):  # no other test logs this one to the servers' run
             step(pathlib.Path(sglang_instrument.status()["folder"]))
         sglang_instrument.uninstall()
 """
