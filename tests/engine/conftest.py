@@ -86,7 +86,7 @@ def two_servers(tmp_path_factory):
         yield servers
     finally:
         for server in servers:
-            server.stop()
+            server.kill()  # nobody reads what they still log; after SIGTERM they take up to half a minute
 
 
 def has_logged(log):
