@@ -13,9 +13,10 @@ DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
 ENVIRONMENTS := ray router storage sshd mlflow verl verl_server areal trackers prometheus
-# One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
-# one process: tests/conftest.py makes the groups.
-PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+# One process more than cores, as many tests wait, but at most 8: each may run an engine, and memory is limited. Tests
+# that share an engine run in one process: tests/conftest.py makes the groups, and puts the longest first.
+PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+PARALLEL := --numprocesses $(PROCESSES) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 # Tests start hundreds of processes; with Python's cache, these compile the package once.
 CACHED := env --unset PYTHONDONTWRITEBYTECODE
 PYTEST := $(CACHED) $(BIN)/python -m pytest $(PARALLEL)
