@@ -53,6 +53,8 @@ class Savings:
 
     def factors(self, requests: pl.DataFrame) -> list[Factors]:
         """Return how many times as long the work of each request takes."""
+        if not self._scale:
+            return [Factors()] * len(requests)
         in_engine = [name for name in self._scale if kind_of(name).phase in KINDS["engine"]]
         of_engine = pl.col("event").is_in(in_engine)
         inside = self._saved.filter(pl.col("request_id").is_not_null())
