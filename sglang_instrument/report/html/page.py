@@ -63,7 +63,8 @@ def render(
         "chain": story["chain"],
         "title": story["title"],
     }
-    return _templates().get_template("report.html").render(
+    page = _templates().get_template("report.html")
+    return page.render(
         story=story,
         told=told,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
