@@ -78,6 +78,7 @@ def compile_into(folder: Path, modules: list[str]) -> None:
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
+    try_the_compiler(folder)
     extensions = [
         Extension(
             module,
@@ -96,6 +97,24 @@ def compile_into(folder: Path, modules: list[str]) -> None:
     command.run()
     for module in modules:
         Path(command.get_ext_fullpath(module)).replace(file_of(module))
+
+
+def try_the_compiler(folder: Path) -> None:
+    """Compile an empty extension: Cython would work for seconds before a compiler or Python.h is missed.
+
+    Raises:
+        Exception: The compiler fails.
+    """
+    from setuptools import Distribution, Extension
+    from setuptools.command.build_ext import build_ext
+
+    source = folder / "empty.c"
+    source.write_text("#include <Python.h>\n")
+    extension = Extension("empty", [str(source)])
+    command = build_ext(Distribution({"name": "empty", "ext_modules": [extension]}))
+    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
+    command.ensure_finalized()
+    command.run()
 
 
 def allow_missing_tracebacks(path: Path) -> None:
