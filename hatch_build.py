@@ -105,16 +105,14 @@ def try_the_compiler(folder: Path) -> None:
     Raises:
         Exception: The compiler fails.
     """
-    from setuptools import Distribution, Extension
-    from setuptools.command.build_ext import build_ext
+    from setuptools._distutils.ccompiler import new_compiler  # Python 3.12 has no distutils of its own
+    from setuptools._distutils.sysconfig import customize_compiler
 
     source = folder / "empty.c"
     source.write_text("#include <Python.h>\n")
-    extension = Extension("empty", [str(source)])
-    command = build_ext(Distribution({"name": "empty", "ext_modules": [extension]}))
-    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
-    command.ensure_finalized()
-    command.run()
+    compiler = new_compiler()
+    customize_compiler(compiler)
+    compiler.compile([str(source)], str(folder), include_dirs=[sysconfig.get_path("include")])
 
 
 def allow_missing_tracebacks(path: Path) -> None:
