@@ -2,8 +2,8 @@
 
 Up to Python 3.12, `frame.f_locals` fills a dict that the frame keeps: a batch in it lives until the function
 returns, and to clear it takes away what `exec` put there. So each version has its own way around that dict.
-The arguments of measured functions do not suffice: slime's `args` and NeMo-RL's `policy_generation` are locals
-of loops without a probe, and `with step(n)` hands over nothing.
+The arguments of measured functions do not suffice: slime's `args` and NeMo-RL's `policy_generation` are
+locals of loops without a probe, and `with step(n)` hands over nothing.
 """
 
 from __future__ import annotations
