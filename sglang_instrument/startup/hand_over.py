@@ -15,7 +15,16 @@ from typing import Any, Final
 from sglang_instrument.patching.places.loaded_modules import loaded_module
 from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.swap import SwappedEntry
-from sglang_instrument.recording.measure.context import CURRENT, UNBOUND, Context, count_task, derive, put
+from sglang_instrument.recording.measure.binding import forget_inherited, inherit
+from sglang_instrument.recording.measure.context import (
+    CURRENT,
+    UNBOUND,
+    Context,
+    count_task,
+    derive,
+    put,
+    skip_left,
+)
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.startup.carried_task import CarriedTask, bind_tasks, ids_of
 
@@ -57,6 +66,11 @@ class TaskBlock:
         except BaseException as error:
             log_swallowed("binding the ids of a task", error)
 
+    def go_on_in_child(self) -> None:
+        """Count the step as open in a child that was forked inside this block, too."""
+        if self._scope is not None:
+            inherit(self._scope)
+
     def leave(self) -> None:
         """Unbind the ids."""
         scope, self._scope = self._scope, None
@@ -70,6 +84,12 @@ class TaskBlock:
                 count_task(scope, -1)
 
 
+def _bound_now() -> Context:
+    """Return the current context, without blocks that were left elsewhere, as by another task."""
+    context = CURRENT.get()
+    return skip_left(context) if context.left else context
+
+
 class ThreadBegin:
     """Replaces `Thread._bootstrap`, which `Thread.start` reads on the thread that starts another one."""
 
@@ -78,7 +98,7 @@ class ThreadBegin:
 
     def __get__(self, thread: Any, owner: Any = None) -> Any:
         begin = self._original.__get__(thread, owner)
-        context = CURRENT.get()
+        context = _bound_now()
         if thread is None or context is UNBOUND or is_machinery(thread):
             return begin
         return functools.partial(_begin_under, context, begin)
@@ -103,7 +123,7 @@ def carrying(*names: str) -> Callable[[_Function], _Function]:
 
         @functools.wraps(original)
         def carry(*args: Any, **kwargs: Any) -> Any:
-            context = CURRENT.get()
+            context = _bound_now()
             if context is UNBOUND:
                 return original(*args, **kwargs)
             return original(*_carried(args, by_position, context), **_carried_named(kwargs, by_name, context))
@@ -131,7 +151,7 @@ def handing_over(original: _Function) -> _Function:
 
     @functools.wraps(original)
     def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        context = CURRENT.get()
+        context = _bound_now()
         if context is UNBOUND or is_machinery(self):
             return original(self, *args, **kwargs)
         vars(self)[_IDS] = ids_of(context)
@@ -165,6 +185,7 @@ def begin_process(process: Any) -> None:
         if ids is None and not is_machinery(process):
             return
         put(CURRENT, UNBOUND)  # a forked child inherits the context of the thread that started it
+        forget_inherited()
         _process_block = None  # its parent's
         if ids:
             _process_block = TaskBlock(ids)
@@ -234,6 +255,11 @@ class HandOver:
         bind_tasks(None)
         entries, self._entries = self._entries, []
         return [reason for entry in entries if (reason := entry.restore()) is not None]
+
+    def restart_in_child(self) -> None:
+        """Go on inside the block of the process's own ids, in a child that it forks."""
+        if _process_block is not None:
+            _process_block.go_on_in_child()
 
     def end(self) -> None:
         """End the block of the process's own ids, as the process ends: its step is complete."""

@@ -54,6 +54,20 @@ def test_a_task_has_all_ids_of_its_submit_and_its_worker_has_none_afterwards(thr
     assert threads.submit(bound).result() == {}
 
 
+def test_a_task_has_no_ids_of_a_generator_that_another_thread_closed_before_its_submit(threads):
+    def items():
+        with bind(request_id="generator"):
+            yield 1
+
+    generator = items()
+    next(generator)
+    assert threads.submit(bound).result() == {"request_id": "generator"}
+    closing = threading.Thread(target=generator.close)
+    closing.start()
+    closing.join()
+    assert threads.submit(bound).result() == {}
+
+
 def test_no_other_context_variable_travels(threads):
     OTHER.set("set")
     with bind(step=1):
