@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES
+from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES, schema_of
 from sglang_instrument.analysis.dataset.stored_run import store_run
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
 from sglang_instrument.analysis.digests.parquet import write_parquet
@@ -22,7 +22,7 @@ from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.regular_files import read_regular
 from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 4  # of a dataset; raise it when columns or their meaning change
+_LAYOUT: Final = 5  # of a dataset; raise it when columns or their meaning change
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "_manifest.json"  # Spark, Ray and pyarrow skip names that begin with an underscore
 _MOST_BYTES: Final = 2**30
@@ -122,9 +122,32 @@ def _known(run: Run, target: Path) -> _Manifest:
     """Return the manifest of the dataset in a folder; an empty one if there is none of this version."""
     runs = list(run_begins(run.files))
     known = _load(target)
-    if known is None or known.version != _VERSION:
+    if known is None:
         return _Manifest(_VERSION, runs, [], {})
-    return msgspec.structs.replace(known, runs=runs)
+    if known.version != _VERSION:
+        known = _of_pruned(run, known)
+        _add_columns(target, known.spans)
+    return msgspec.structs.replace(known, version=_VERSION, runs=runs)
+
+
+def _of_pruned(run: Run, known: _Manifest) -> _Manifest:
+    """Return what an earlier version wrote of files that `prune` deleted: it cannot be written again."""
+    gone = {file.path for file in run.files if file.pruned_us is not None}
+    spans = {name: output for name, output in known.spans.items() if not gone.isdisjoint(output.files)}
+    written = {path for output in spans.values() for path in output.files}
+    return msgspec.structs.replace(
+        known, files=[state for state in known.files if state[0] in written], spans=spans
+    )
+
+
+def _add_columns(target: Path, outputs: Collection[str]) -> None:
+    """Add to Parquet files of spans the columns that an earlier version did not have: null."""
+    kinds = schema_of(SPANS)
+    for path in [target / name for name in outputs if (target / name).is_file()]:
+        spans = pl.read_parquet(path, glob=False, hive_partitioning=False)
+        missing = [name for name in kinds if name not in (*PARTITIONS, *spans.columns)]
+        if missing:
+            write_table(path, spans.with_columns(pl.lit(None, kinds[name]).alias(name) for name in missing))
 
 
 def _load(target: Path) -> _Manifest | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import polars as pl
@@ -15,6 +16,8 @@ from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
 from sglang_instrument.analysis.run.span_files import write_spans
 from sglang_instrument.gc_pause import uncollected
+
+_OF_FIELDS: Final = frozenset({"spans"})  # tables that need all fields of a record
 
 
 class BatchJob(msgspec.Struct, frozen=True):
@@ -36,7 +39,12 @@ class BatchJob(msgspec.Struct, frozen=True):
         if self.tables == "lines":
             return _lines(folder, batch, self.names)
         with uncollected():
-            reading = read_files(folder, batch, for_digest=self.tables in ("digest", "paths"))
+            reading = read_files(
+                folder,
+                batch,
+                for_digest=self.tables in ("digest", "paths"),
+                with_extra=self.tables in _OF_FIELDS,
+            )
             return reading.files, self.make(reading)
 
     def make(self, reading: Reading) -> Tables:
