@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+import orjson
 import polars as pl
 
 from sglang_instrument.analysis.reading.columns import Columns
@@ -94,7 +95,7 @@ def _decode_leniently(raw: bytes, rejects: Rejects) -> _RawLine | None:
         for key, value in fields.items()
         if key != "extra" and value is not None and (key not in _COLUMNS or getattr(line, key) is None)
     }
-    line.others = _as_text(left) if left else None
+    line.others = as_text(left) if left else None
     return line
 
 
@@ -103,7 +104,7 @@ def _extra_of(raw: bytes, fields: dict[str, Any]) -> msgspec.Raw:
     try:
         return _ONLY_EXTRA.decode(raw).extra
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return msgspec.Raw(_as_text(fields.get("extra")).encode())
+        return msgspec.Raw(as_text(fields.get("extra")).encode())
 
 
 def _loaded(raw: bytes) -> Any:
@@ -119,9 +120,12 @@ def _finite(digits: str) -> float | None:
     return number if math.isfinite(number := float(digits)) else None
 
 
-def _as_text(value: Any) -> str:
-    """Return a value as JSON; lone surrogates are replaced."""
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+def as_text(value: Any) -> str:
+    """Return a value as JSON; lone surrogates are replaced, and what is nested too deep is left out."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+    except RecursionError:
+        return "null"
 
 
 class WholeColumns(Columns):
@@ -142,6 +146,18 @@ class WholeColumns(Columns):
         """Return the columns as `Columns.table` does, and those of the text."""
         texts = (pl.Series("extra", self._texts), pl.Series("other_keys", self._others))
         return super().table(places, position).with_columns(*(text.cast(pl.String) for text in texts))
+
+
+def fields_of(extra: str | None, other_keys: str | None) -> dict[str, Any]:
+    """Return the fields of a record by name; where both have one, that of `extra`."""
+    fields: dict[str, Any] = {}
+    for text in filter(None, (other_keys, extra)):
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError:  # a number or a depth that only json.loads takes
+            value = _loaded(text.encode())
+        fields |= value if isinstance(value, dict) else {}
+    return fields
 
 
 def with_texts(records: pl.DataFrame) -> pl.DataFrame:

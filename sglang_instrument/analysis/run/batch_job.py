@@ -10,6 +10,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import digest_records
 from sglang_instrument.analysis.executors.executor import BatchResult, Tables
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
+from sglang_instrument.analysis.reading.field_sums import field_sums
 from sglang_instrument.analysis.reading.files import File, Newest
 from sglang_instrument.analysis.reading.reader import Reading, read_files
 from sglang_instrument.analysis.run.event_paths import path_sums
@@ -17,11 +18,13 @@ from sglang_instrument.analysis.run.event_tables import event_rows, event_times
 from sglang_instrument.analysis.run.span_files import write_spans
 from sglang_instrument.gc_pause import uncollected
 
-_OF_FIELDS: Final = frozenset({"spans"})  # tables that need all fields of a record
+_OF_FIELDS: Final = frozenset({"spans", "fields"})  # tables that need all fields of a record
 
 
 class BatchJob(msgspec.Struct, frozen=True):
-    """The requested tables: "digest", "events", "paths", or "times" of the events in `names`.
+    """The requested tables: "digest", "events", "paths", "fields", or "times" of the events in `names`.
+
+    "fields" are the sums of those in `names`, or of all without names.
 
     "lines" are the lines that hold one of `names` in quotes; `source` is the number of their file.
 
@@ -53,6 +56,8 @@ class BatchJob(msgspec.Struct, frozen=True):
             return digest_records(reading.records).tables()
         if self.tables == "times":
             return {"times": event_times(reading.records, self.names)}
+        if self.tables == "fields":
+            return {"fields": field_sums(reading.records, self.names)}
         if self.tables == "paths":
             return {"paths": path_sums(reading.records)}
         if self.tables == "spans":

@@ -207,6 +207,17 @@ class Run:
         self.demand_records(None)
         return self._read_tables("times", tuple(events), None, None, None, progress)
 
+    def read_fields(
+        self,
+        names: Sequence[str],
+        step: Steps = None,
+        worker: int | None = None,
+        validate: bool | None = None,
+        progress: Progress | None = None,
+    ) -> pl.DataFrame:
+        """Return the `field_sums.field_sums` of some fields, or of all without names, as `read_events`."""
+        return self._read_tables("fields", tuple(names), step, worker, validate, progress)
+
     def _read_tables(
         self,
         name: str,
