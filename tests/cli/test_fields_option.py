@@ -1,12 +1,13 @@
 """`requests --fields` and `events --fields` show any field of the log, summed, or the last text."""
 
 import json
+import time
 
 import pytest
 from logged import own
 from own_run import record_requests
 
-from sglang_instrument import bind, span, uninstall
+from sglang_instrument import bind, event, span, uninstall
 from sglang_instrument.cli.main import main
 
 
@@ -156,3 +157,53 @@ def test_lines_of_others_with_long_and_deep_values_are_shown(recorded, asked):
     [odd] = [row for row in rows_of(asked, "events", recorded, "--fields", "own") if row["event"] == "odd"]
     assert odd["count"] == 7
     assert odd["fields"] == {"own": "\x1b[31m"}
+
+
+def test_a_request_shows_all_fields_of_all_its_events(recorded, asked):
+    events = json.loads(asked("requests", recorded, "--request", "r7", "--json"))["events"]
+    lines = own(map(json.loads, (recorded / "step_12/worker_0.jsonl").read_text().splitlines()))
+    expected = [record for record in lines if record["extra"]["request_id"] == "r7"]
+    assert len(events) == len(expected) == 5
+    for name in ("parse", "cache_hit", "async_rollout_request_complete"):
+        fields = [
+            {key: value for key, value in record["extra"].items() if key not in ("request_id", "turn")}
+            for record in expected
+            if record["event"] == name
+        ]
+        assert [event["fields"] for event in events if event["event"] == name] == fields
+    printed = asked("requests", recorded, "--request", "r7")
+    assert 'tool_calls = 3, parser = "json0"' in printed
+    assert "cache_hit, turn 2: tokens = 17" in printed
+
+
+def test_an_instant_event_lies_inside_the_span_around_it(install, asked):
+    folder = install()
+    with bind(step=1, request_id="r"), span("async_rollout_request_complete"), span("parse"):
+        event("cache_hit", tokens=17)
+        time.sleep(0.002)
+    uninstall()
+    events = json.loads(asked("requests", folder, "--request", "r", "--json"))["events"]
+    depths = {row["event"]: (row["depth"], row["duration_sec"] is None) for row in events}
+    assert depths == {
+        "async_rollout_request_complete": (0, False),
+        "parse": (1, False),
+        "cache_hit": (2, True),
+    }
+    [line] = [
+        line for line in asked("requests", folder, "--request", "r").splitlines() if "cache_hit  " in line
+    ]
+    assert line.startswith("    cache_hit")
+    assert line.rstrip().endswith("|")
+
+
+def test_fields_of_a_request_from_others_cannot_write_to_the_terminal(recorded, asked):
+    with (recorded / "step_12/worker_0.jsonl").open("a") as file:
+        long = "y" * 1_000_000
+        extra = {"request_id": "r7", "\x1b[31m": "\x1b]0;title\x07", "long": long, "deep": [[[[1]]]]}
+        line = {"timestamp": "2026-11-20T20:15:10+00:00", "event": "odd", "extra": extra, "workid": 0}
+        file.write(json.dumps(line) + "\n")
+    printed = asked("requests", recorded, "--request", "r7")
+    assert "\x1b" not in printed
+    assert "y" * 100 not in printed
+    events = json.loads(asked("requests", recorded, "--request", "r7", "--json"))["events"]
+    assert [row["fields"]["long"] for row in events if row["event"] == "odd"] == [long]

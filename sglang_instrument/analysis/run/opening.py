@@ -149,15 +149,21 @@ class Run:
         return split_wall_time(nest(self.records))
 
     def read_records(
-        self, step: Steps = None, worker: int | None = None, validate: bool | None = None
+        self,
+        step: Steps = None,
+        worker: int | None = None,
+        validate: bool | None = None,
+        with_extra: bool = False,
     ) -> pl.DataFrame:
         """Read the records of some steps and one worker again; None stands for all that are there.
+
+        With `all_fields.TEXT_COLUMNS`, if asked for.
 
         Raises:
             LogError: A file cannot be read, or records of a step that was asked for were pruned.
         """
         files = self._log_of(step, worker, validate)
-        reading = read_files(self.executor.bring(files), files)
+        reading = read_files(self.executor.bring(files), files, with_extra=with_extra)
         for before, now in zip(files, reading.files, strict=True):
             if before.unreadable is None and now.unreadable is not None:
                 raise LogError(f"{self.folder / now.path}: {now.unreadable}")

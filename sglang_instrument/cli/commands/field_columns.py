@@ -1,4 +1,4 @@
-"""Let a person ask for fields of the log as columns: --fields tool_calls,tokens:max."""
+"""Show fields of the log: as columns (--fields tool_calls,tokens:max), or all those of an event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.cli.columns import Cell, Column
+from sglang_instrument.cli.tables import print_line
 from sglang_instrument.plain_text import plain
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 _LONGEST: Final = 40  # characters of a text in a table; --json has all
+_IN_COLUMNS: Final = frozenset({"request_id", "turn"})  # fields of events that have columns
 _MEANING: Final = "a field of the log: the sum of its numbers, or its last text"
 
 
@@ -89,3 +92,33 @@ def _cell(value: Any) -> Cell:
         return value[:_LONGEST] + "..."
     cell: Cell = value
     return cell
+
+
+def with_fields(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return events with `fields`, in place of the columns of their text; without those of other columns."""
+    from sglang_instrument.analysis.reading.all_fields import fields_of
+
+    shown = []
+    for event in events:
+        fields = fields_of(event["extra"], event["other_keys"])
+        rest = {key: value for key, value in event.items() if key not in ("extra", "other_keys")}
+        own = {name: value for name, value in fields.items() if name not in _IN_COLUMNS}
+        shown.append({**rest, "fields": own})
+    return shown
+
+
+def print_fields(events: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each event that has fields."""
+    told = [event for event in events if event["fields"]]
+    if told:
+        print_line("")
+        print_line("fields of its events", "bold")
+    for event in told:
+        turn = "" if event["turn"] is None else f", turn {event['turn'] + 1}"
+        fields = ", ".join(f"{name} = {_short(value)}" for name, value in event["fields"].items())
+        print_line(f"{event['event']}{turn}: {fields}")
+
+
+def _short(value: Any) -> str:
+    text = as_json(value).decode()
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -15,7 +15,9 @@ from sglang_instrument.cli.commands.field_columns import (
     add_values,
     cells_of,
     columns_of,
+    print_fields,
     read_fields,
+    with_fields,
 )
 from sglang_instrument.cli.tables import print_json, print_table, reading, room
 from sglang_instrument.errors import InstrumentError, LogError
@@ -194,14 +196,19 @@ def _offer(names: list[str]) -> str:
 
 
 def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int:
+    import polars as pl
+
     from sglang_instrument.analysis.answers.engine_calls import reported_calls
     from sglang_instrument.analysis.answers.join import calls_of_request
     from sglang_instrument.analysis.answers.requests import waterfall
+    from sglang_instrument.analysis.reading.all_fields import with_texts
+    from sglang_instrument.analysis.timing.nesting import nest
 
     request_id = _meant(opened, table["request_id"].drop_nulls().unique().sort().to_list(), args.request)
     row = table.filter(request_id=request_id).row(0, named=True)
-    spans = opened.read_spans(row["step"], row["worker"], row["validate"])
-    events = waterfall(spans, request_id).to_dicts()
+    records = with_texts(opened.read_records(row["step"], row["worker"], row["validate"], with_extra=True))
+    instants = records.filter(pl.col("duration_sec").is_null())
+    events = with_fields(waterfall(nest(records), request_id, instants).to_dicts())
     calls = reported_calls(opened, row).to_dicts()
     logged = calls_of_request(opened, row)
     if args.json:
@@ -222,6 +229,7 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
         for event in events
     ]
     print_table(_EVENTS, shown, title="\nits events")
+    print_fields(events)
     if calls:
         _print_calls(calls)
     if logged:
@@ -261,6 +269,8 @@ def _bar(event: dict[str, Any], whole: float, length: int) -> Styled:
     from sglang_instrument.report.palette import PART_OF_EVENT, colour_of
 
     begin = min(int(float(event["start_sec"]) / whole * length), length - 1)
+    if event["duration_sec"] is None:  # an instant event
+        return Styled(" " * begin + "|", "")
     width = max(1, round(float(event["duration_sec"]) / whole * length))
     phase = PART_OF_EVENT.get(event["event"], kind_of(event["event"]).phase)
     return Styled((" " * begin + "#" * width)[:length], colour_of(phase))
