@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from browser import browser
 from logged import own
 from own_run import record_requests
 from perfetto_tracks import parsed
@@ -71,3 +72,25 @@ def test_perfetto_cuts_a_text_of_others_that_is_too_long(recorded, annotated):
         file.write(json.dumps({**line, "workid": 0}) + "\n")
     [values] = [values for name, values in annotated(recorded) if name == "odd"]
     assert values == {"long": "y" * 1000 + "...", "deep": "[[[[1]]]]"}
+
+
+def test_the_report_shows_all_fields_of_a_requests_events(recorded, tmp_path):
+    with (recorded / "step_12/worker_0.jsonl").open("a") as file:
+        extra = {"request_id": "r7", "<b id=hostile>": "<script>", "long": "y" * 1_000_000}
+        line = {"timestamp": "2026-11-20T20:15:10+00:00", "event": "odd", "duration_sec": 0.0, "extra": extra}
+        file.write(json.dumps({**line, "workid": 0}) + "\n")
+    out = tmp_path / "report.html"
+    assert main(["report", str(recorded), "-o", str(out)]) == 0
+    with browser(tmp_path / "browser") as page:
+        page.open(out, "#step=12&request=r7").draw_all()
+        page.do("document.querySelectorAll('#slowest details').forEach(one => { one.open = true })")
+        page.until("document.querySelectorAll('#slowest details[open] .waterfall .track').length > 3")
+        page.until("!document.getElementById('inspector').hidden")
+        for place in ("slowest", "inspector"):
+            shown = page.text(place)
+            assert "tool_calls = 3, parser = json0" in shown
+            assert 'nested = {"a":{"b":[1,null]}}' in shown
+            assert "<b id=hostile> = <script>" in shown
+            assert "y" * 101 not in shown
+        assert page.js("document.getElementById('hostile')") is None
+        assert page.complaints() == []

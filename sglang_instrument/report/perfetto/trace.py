@@ -301,7 +301,7 @@ def _rows(table: pl.DataFrame, *more: str) -> Iterator[tuple[Any, ...]]:
         values = {name: one for name, one in zip(_VALUES, row[front:back], strict=True) if one is not None}
         if "turn" in values:
             values["turn"] += 1  # people count from 1
-        values |= annotated(*row[back:rest], known=values)
+        values |= annotated(row[back], row[back + 1], values)
         yield _Key(*row[:keys]), *row[keys:front], values, row[rest:]
 
 
