@@ -1,6 +1,7 @@
 """`requests --fields` and `events --fields` show any field of the log, summed, or the last text."""
 
 import json
+import os
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from own_run import record_requests
 
 from sglang_instrument import bind, event, span, uninstall
 from sglang_instrument.cli.main import main
+from sglang_instrument.testing import synthetic_run
 
 
 @pytest.fixture
@@ -207,3 +209,16 @@ def test_fields_of_a_request_from_others_cannot_write_to_the_terminal(recorded, 
     assert "y" * 100 not in printed
     events = json.loads(asked("requests", recorded, "--request", "r7", "--json"))["events"]
     assert [row["fields"]["long"] for row in events if row["event"] == "odd"] == [long]
+
+
+def test_requests_of_pruned_steps_have_no_fields_which_is_said(tmp_path, asked, capsys):
+    logs = synthetic_run(tmp_path / "exp", steps=4, workers=1, requests=2, seed=4)
+    for path in logs.rglob("*.jsonl"):
+        os.utime(path, (0, 0))  # nobody writes to it any more
+    asked("prune", logs, "--keep-steps", 2, "--keep-slowest", 0, "--yes")
+    assert main(["requests", str(logs), "--fields", "actual_response_tokens", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "their requests have no fields" in printed.err
+    for row in json.loads(printed.out)["requests"]:
+        tokens = row["response_tokens"] if row["step"] > 2 else None
+        assert row["fields"] == {"actual_response_tokens": tokens}

@@ -145,7 +145,10 @@ def run(args: argparse.Namespace) -> int:
         every = with_used_steps(request_table(opened.everything), opened.everything)
         table = select.of_steps(opened, every, args, opened.everything)
         table = _filtered(opened, table, args)
-        fields, sums = read_fields(opened, args, select.steps_of(opened, args, opened.everything), progress)
+        steps = select.steps_of(opened, args, opened.everything)
+        fields, sums = read_fields(opened, args, steps, progress)
+    if fields:
+        select.tell_pruned(opened, steps, left="their requests have no fields")
     if args.request is not None:
         return _show_one(opened, every, args)
     if args.cdf:
