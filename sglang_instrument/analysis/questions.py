@@ -21,6 +21,7 @@ from sglang_instrument.analysis.long_runs.periods import PERIODS, launches_of, p
 from sglang_instrument.analysis.run import opening
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.safe_files.output import write_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,7 +196,7 @@ class Report:
     def save(self, path: str | Path) -> Path:
         """Write the page to a file, and return its path."""
         path = Path(path)
-        path.write_text(self.html, encoding="utf-8")
+        write_output(path, self.html.encode())
         return path
 
     def _repr_html_(self) -> str:

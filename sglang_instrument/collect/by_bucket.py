@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from sglang_instrument.errors import InstrumentError, LogError
 
 _STATE: Final = ".uploaded.json"
 _TAIL_BYTES: Final = 2**16
+_PIECE_BYTES: Final = 2**22
 _SILENT_SEC: Final = 600.0  # a killed process closes nothing
 _MARK: Final = re.compile(rb'"event": ?"(log_opened|step_closed|log_closed)"')
 
@@ -197,21 +199,18 @@ class BucketNodes:
 
     def _download(self, system: Any, path: str, about: dict[str, Any], host: str, relative: str) -> None:
         """Download an object unless it is here; by a new file, so that a collected one stays as it is."""
-        target = self._staging.of(host) / relative
+        folder, name = self._staging.of(host).split(relative)
         written = about.get("LastModified") or about.get("mtime") or about.get("created") or 0
         written_sec = float(written if isinstance(written, (int, float)) else written.timestamp())
-        if target.exists():
-            here = target.stat()
-            if (here.st_size, int(here.st_mtime)) == (about["size"], int(written_sec)):
-                return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        new = target.with_name(f".{target.name}.new")
         try:
-            system.get_file(path, str(new))
-            if new.stat().st_size != about["size"]:
-                raise OSError(f"{new.stat().st_size:,} of {about['size']:,} bytes came")
-            os.utime(new, (written_sec, written_sec))
-            new.replace(target)
+            here = folder.stat(name)
+            if here and (here.st_size, int(here.st_mtime)) == (about["size"], int(written_sec)):
+                return
+            with folder.writing(name) as new, system.open(path, "rb") as source:
+                shutil.copyfileobj(source, new, _PIECE_BYTES)
+                new.flush()
+                if new.tell() != about["size"]:
+                    raise OSError(f"{new.tell():,} of {about['size']:,} bytes came")
+                os.utime(new.fileno(), (written_sec, written_sec))
         except Exception as error:  # whatever the storage's client raises
-            new.unlink(missing_ok=True)
             self._errors[host] = f"{relative}: {type(error).__name__}: {error}"

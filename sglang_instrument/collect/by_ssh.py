@@ -55,7 +55,7 @@ class SshNodes:
 
     def _copy(self, host: str) -> None:
         # -s: the path is no word for the remote shell. Hidden files are locks, caches and files half written.
-        source, target = f"{host}:{self._run.rstrip('/')}/", f"{self._staging.of(host)}/"
+        source, target = f"{host}:{self._run.rstrip('/')}/", f"{self._staging.of(host).path}/"
         done = subprocess.run(  # noqa: S603 - a host is no option: see `node_lists`
             [self._rsync, "-rtzs", "--include=.pruned", "--exclude=.*", "--timeout=120", source, target],
             env={"RSYNC_RSH": _SSH, **os.environ},

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +12,17 @@ import msgspec
 
 from sglang_instrument.collect.on_node import hash_start
 from sglang_instrument.errors import LogError
-from sglang_instrument.regular_files import read_regular, write_anew
+from sglang_instrument.regular_files import read_regular
+from sglang_instrument.safe_files.folder import SafeFolder, write_whole
 
 #: Our folder within the collected run; readers of runs leave it out.
 OURS: Final = ".collect"
+#: The folder in it for those of nodes that another program fills.
+STAGED: Final = "nodes"
 #: The folder in which `prune` keeps the digest of what it deleted.
 PRUNED: Final = ".pruned"
+_STATE: Final = "state.json"
+_LOCK: Final = "lock"
 _MOST_STATE_BYTES: Final = 2**30
 
 
@@ -64,31 +68,31 @@ class Folder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._ours = folder / OURS
-        self._state = self._ours / "state.json"
+        self._below = SafeFolder(folder)
+        self._ours = self._below / OURS
         self.files = self._read_state()
-        if not self._state.exists() and folder.is_dir() and any(one.name != OURS for one in folder.iterdir()):
+        if not self._ours.has_file(_STATE) and any(one != OURS for one in self._below.names()):
             raise LogError(f"{folder} holds files that `collect` did not bring; give a new or empty folder")
-        self._made = [path for path in (self._ours, folder) if not path.exists()]
+        self._is_new = not os.path.lexists(self._ours.path)
+        self._made_folder = not folder.exists()
         try:
-            self._ours.mkdir(parents=True, exist_ok=True)
+            self._ours.make()
         except OSError as error:
             raise LogError(f"{folder} cannot be made: {error.strerror}") from None
         self._pruned = _pruned(folder)
 
     def _read_state(self) -> list[Collected]:
-        if not self._state.exists():
+        path = self._ours.path / _STATE
+        if not path.exists():
             return []
         try:
-            return msgspec.json.decode(read_regular(self._state, _MOST_STATE_BYTES), type=_State).files
+            return msgspec.json.decode(read_regular(path, _MOST_STATE_BYTES), type=_State).files
         except (OSError, msgspec.MsgspecError) as error:
-            raise LogError(f"{self._state}: {error}; remove {self.folder} and collect again") from None
+            raise LogError(f"{path}: {error}; remove {self.folder} and collect again") from None
 
     def save(self) -> None:
         """Write which files are here; the old state stays until the new one is whole."""
-        new = self._state.with_suffix(".new")
-        write_anew(new, msgspec.json.encode(_State(1, self.files)))
-        new.replace(self._state)
+        self._ours.write(_STATE, msgspec.json.encode(_State(1, self.files)), sync=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -97,29 +101,33 @@ class Folder:
         Raises:
             LogError: Another command collects into it, or has just removed it.
         """
-        try:
-            lock = (self._ours / "lock").open("w")
-        except OSError as error:
-            raise LogError(f"{self._ours} cannot be locked: {error.strerror}") from None
-        with lock:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(self._ours.locked(_LOCK))
             except BlockingIOError:
                 raise LogError(f"another `collect` writes into {self.folder}") from None
+            except OSError as error:
+                raise LogError(f"{self._ours.path} cannot be locked: {error.strerror}") from None
             self.files = self._read_state()  # another one may have ended just now
+            self._ours.delete_drafts(at_once=True)
+            if not self._ours.has_file(_STATE):
+                self.save()  # before the first file comes: a killed command can go on
             try:
                 yield
             finally:
-                if not self.files and self._ours in self._made:
+                if not self.files and self._is_new:
                     self._remove_what_was_made()
 
     def _remove_what_was_made(self) -> None:
-        for file in (self._state, self._ours / "lock"):
-            file.unlink(missing_ok=True)
-        below = sorted((path for path in self._ours.rglob("*") if path.is_dir()), reverse=True)
-        for folder in (*below, *self._made):
-            with suppress(OSError):  # it holds something
-                folder.rmdir()
+        for file in (_STATE, _LOCK):
+            self._ours.delete(file)
+        for node in (self._ours / STAGED).names():
+            (self._ours / STAGED).delete_folder(node)
+        self._ours.delete_folder(STAGED)
+        self._below.delete_folder(OURS)
+        if self._made_folder:
+            path = self.folder.absolute()
+            SafeFolder(path.parent).delete_folder(path.name)
 
     def local(self, file: Collected) -> Path:
         """Return where a file is kept."""
@@ -139,16 +147,19 @@ class Folder:
 
     def append(self, file: Collected, begin: int, content: bytes | memoryview) -> None:
         """Write bytes of a file at `begin`; what an interrupted command wrote after it is replaced."""
-        path = self.local(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder, name = self._below.split(file.target)
         if begin == 0:
-            path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb") as out:
+            folder.delete(name, links=True)
+        with folder.changing(name) as out:
             out.truncate(begin)
             out.seek(begin)
-            out.write(content)
+            write_whole(out, content)
         file.held, file.sha256 = begin + len(content), ""
+
+    def delete(self, file: Collected) -> None:
+        """Delete a file here that its nodes replaced by another one."""
+        folder, name = self._below.split(file.target)
+        folder.delete(name)
 
     def hash(self, file: Collected, size: int) -> str:
         """Return the SHA-256 of the first bytes that are here; "" if the file is not."""

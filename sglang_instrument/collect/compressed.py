@@ -34,7 +34,7 @@ def drop_replaced(folder: Folder, offered: Collection[str]) -> list[str]:
         and _begins(folder, new, file)
     ]
     for file in gone:
-        folder.local(file).unlink(missing_ok=True)
+        folder.delete(file)
     dropped = {file.target for file in gone}
     folder.files = [file for file in folder.files if file.target not in dropped]
     return sorted(dropped)

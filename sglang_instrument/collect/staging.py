@@ -7,12 +7,14 @@ fills the folder must replace a file that has grown by a new one, as rsync does,
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_instrument.collect.collected import OURS, Collected
+from sglang_instrument.collect.collected import OURS, STAGED, Collected
 from sglang_instrument.collect.nodes import Function, Node
+from sglang_instrument.safe_files.folder import SafeFolder
 
 
 class StagedNode:
@@ -40,33 +42,44 @@ class Staging:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._below = folder / OURS / "nodes"
+        self._collected = SafeFolder(folder)
+        self._below = SafeFolder(folder, (OURS, STAGED))
 
     def where(self, node: Node) -> str:
         """Return the folder of a node, for `gather`."""
-        return str(self.of(node.name))
+        return str(self.of(node.name).path)
 
-    def of(self, name: str) -> Path:
+    def of(self, name: str) -> SafeFolder:
         """Return the folder of a node; it is made if it is missing."""
         target = self._below / name
-        target.mkdir(parents=True, exist_ok=True)
+        target.make()
         return target
 
     def store_once(self, files: Sequence[Collected]) -> None:
         """Let the staged copies of each file that is here as a whole be the collected file."""
         for file in files:
-            target = self._folder / file.target
-            if not target.exists():  # pruned
+            target, name = self._collected.split(file.target)
+            if not target.has_file(name):  # pruned
                 continue
             for node in file.nodes if file.sha256 else ():
-                copy = self._below / node / file.path
-                if not copy.exists() or copy.samefile(target) or copy.stat().st_size != file.held:
-                    continue
-                times = copy.stat()
-                os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which rsync compares
-                new = copy.with_name(f".{copy.name}.new")
-                new.unlink(missing_ok=True)
-                os.link(target, new)
-                new.replace(copy)
-                file.inode, file.mtime_ns = target.stat().st_ino, times.st_mtime_ns
+                self._store_once(file, *(self._below / node).split(file.path))
+
+    def _store_once(self, file: Collected, folder: SafeFolder, name: str) -> None:
+        target, target_name = self._collected.split(file.target)
+        copy, collected = _stat_of(folder, name), _stat_of(target, target_name)
+        if copy is None or collected is None or copy.st_size != file.held:
+            return
+        if (copy.st_dev, copy.st_ino) == (collected.st_dev, collected.st_ino):
+            return
+        target.set_mtime(target_name, copy.st_mtime_ns)  # by which rsync compares
+        folder.link(name, target, target_name)
+        file.inode, file.mtime_ns = collected.st_ino, copy.st_mtime_ns
+
+
+def _stat_of(folder: SafeFolder, name: str) -> os.stat_result | None:
+    """Return what is known of a regular file; None if it is none, or missing."""
+    try:
+        about = folder.stat(name)
+    except OSError:  # a link is in place of a folder
+        return None
+    return about if about is not None and stat.S_ISREG(about.st_mode) else None

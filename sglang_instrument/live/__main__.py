@@ -21,6 +21,7 @@ import msgspec
 
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.live.children import yield_to_training
+from sglang_instrument.safe_files.folder import SafeFolder, write_whole
 
 _LOOK_SEC: Final = 0.3
 _FINISH_SEC: Final = 30.0  # for the last step, once the driver has ended: other jobs may have the cores
@@ -54,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.driver:
         yield_to_training()
     try:
-        (folder / "live").mkdir(parents=True, exist_ok=True)
-        with (folder / "live" / "lock").open("ab") as lock:
+        _ours(folder).make()
+        with _ours(folder).changing("lock") as lock:
             if _is_mine(lock, is_wanted):
                 follow(folder, given.run, is_wanted)
             elif is_wanted():
@@ -121,10 +122,14 @@ def _say(folder: Path, run_id: str | None, why: str) -> None:
 
 def _append(folder: Path, line: ScalarsLine) -> None:
     """Append a line; the last one may be torn, by a kill or a full disk: end it first."""
-    with (folder / "live" / "scalars.jsonl").open("a+b", buffering=0) as file:
+    with _ours(folder).changing("scalars.jsonl", append=True) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         end = b"" if file.read(1) in (b"", b"\n") else b"\n"
-        file.write(end + msgspec.json.encode(line) + b"\n")
+        write_whole(file, end + msgspec.json.encode(line) + b"\n")
+
+
+def _ours(folder: Path) -> SafeFolder:
+    return SafeFolder(folder, ("live",))
 
 
 def _is_mine(lock: IO[bytes], is_wanted: Callable[[], bool]) -> bool:

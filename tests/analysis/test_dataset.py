@@ -12,6 +12,7 @@ from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES, schem
 from sglang_instrument.analysis.dataset.export import export_dataset
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
 TYPES = {"run_id": pl.String, "step": pl.Int64}
@@ -204,3 +205,35 @@ def test_an_older_launch_can_be_exported_alone(copies, tmp_path):
     logs, _ = copies
     written = export_dataset(open_run(f"{logs}@synthetic-0"), tmp_path / "one")
     assert len(spans_of(tmp_path / "one")) == written.rows > 0
+
+
+def test_a_parquet_file_that_no_export_wrote_is_named_and_stays(copies):
+    logs, dataset = copies
+    [step] = dataset.glob("spans/run_id=*/step=1")
+    (step / "mine.parquet").write_bytes(b"mine")
+    with pytest.raises(InstrumentError, match=r"mine\.parquet"):
+        export_dataset(open_run(logs), dataset)
+    assert (step / "mine.parquet").read_bytes() == b"mine"
+
+
+def test_one_export_at_a_time_writes_a_dataset(copies):
+    logs, dataset = copies
+    with SafeFolder(dataset).locked("_lock"), pytest.raises(InstrumentError, match="another"):
+        export_dataset(open_run(logs), dataset)
+
+
+def test_spans_of_a_killed_export_go_when_their_log_is_gone(logs, tmp_path):
+    folder, target = tmp_path / "logs", tmp_path / "out"
+    shutil.copytree(logs, folder)
+    export_dataset(open_run(folder), tmp_path / "whole")
+    export_dataset(open_run(folder), target)
+    manifest = json.loads((target / "_manifest.json").read_text())
+    left = [path.relative_to(target).as_posix() for path in target.glob("spans/run_id=*/step=1/*.parquet")]
+    # As if the export that wrote them had been killed before its end.
+    begun = sorted({log for name in left for log in manifest["spans"].pop(name)["files"]})
+    manifest["files"] = [one for one in manifest["files"] if one[0] not in begun]
+    (target / "_manifest.json").write_text(json.dumps({**manifest, "begun": begun}))
+    shutil.rmtree(folder / "step_1")
+    export_dataset(open_run(folder), target)
+    assert not list(target.glob("spans/run_id=*/step=1/*.parquet"))
+    assert json.loads((target / "_manifest.json").read_text())["begun"] == []

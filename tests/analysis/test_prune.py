@@ -455,3 +455,41 @@ def test_a_dataset_or_a_single_launch_is_refused(run: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("words", [("--keep-steps", "0"), ("--keep-steps", "x"), ("--keep-slowest", "-1")])
 def test_a_wrong_number_is_refused(run: Path, words: tuple[str, str]) -> None:
     assert main(["prune", str(run), *words]) == 2
+
+
+def without_first_line(path: Path) -> None:
+    """Delete the header of a log, as a disk or a tool that cuts files at their front does."""
+    path.write_bytes(path.read_bytes().partition(b"\n")[2])
+
+
+@pytest.mark.parametrize("files", ["*.jsonl", "worker_0.jsonl"])
+def test_the_newest_steps_keep_their_records_without_their_first_lines(run: Path, files: str) -> None:
+    for step in (10, 11, 12):
+        for path in (run / f"step_{step}").glob(files):
+            without_first_line(path)
+    aged(run)
+    plan = plan_prune(run, 3, 0)
+    assert {(10, False), (11, False), (12, False)} <= set(plan.keep)
+    prune(plan)
+    assert {"step_10/worker_0.jsonl", "step_11/worker_0.jsonl", "step_12/worker_0.jsonl"} <= logs(run)
+
+
+def test_steps_of_an_unknown_launch_take_no_place_of_the_newest_known_ones(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path / "exp", steps=20, workers=1, requests=3, seed=4)
+    resumed = synthetic_run(tmp_path / "later", steps=9, workers=1, requests=3, seed=5)
+    shift = 86_400 * 365
+    for step in range(5, 10):  # the later launch began at step 5 and is at step 9
+        lines = (resumed / f"step_{step}/worker_0.jsonl").read_text().replace("synthetic-0", "later")
+        records = [json.loads(line) for line in lines.splitlines()]
+        for record in records:
+            record["timestamp"] = f"{int(record['timestamp'][:4]) + 1}{record['timestamp'][4:]}"
+            if "start_us" in record:
+                record["start_us"] += shift * 1_000_000
+        path = run / f"step_{step}/worker_0.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    for step in (18, 19, 20):
+        without_first_line(run / f"step_{step}/worker_0.jsonl")
+    aged(run)
+    keep = plan_prune(run, 3, 0).keep
+    assert {(step, False) for step in (7, 8, 9)} <= set(keep)
+    assert {(step, False) for step in (18, 19, 20)} <= set(keep)

@@ -12,6 +12,7 @@ from hand_written import request as request_record
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest
 from sglang_instrument.analysis.digests.stored_digest import VERSION, load_digest, save_digest
+from sglang_instrument.safe_files.folder import SafeFolder
 
 TASK = {"task": 1, "spawned_by": 0}
 
@@ -123,7 +124,7 @@ def test_records_in_memory_have_the_same_columns(tmp_path: Path) -> None:
 def test_a_kept_digest_of_the_layout_before_has_null_and_empty_for_what_it_lacks(tmp_path: Path) -> None:
     digest = digest_of(tmp_path / "run", request_record("a", 0, 4, weight_version=3))
     home = tmp_path / "kept"
-    save_digest(home, [], digest)
+    save_digest(SafeFolder(tmp_path, ("kept",)), [], digest)
     manifest = json.loads((home / "digest.json").read_text())
     manifest["version"] = "log 1, layout 11"
     (home / "digest.json").write_text(json.dumps(manifest))

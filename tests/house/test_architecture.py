@@ -32,6 +32,7 @@ MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables", "recording.safety"}
 RUN = {
     "words",
+    "safe_files",
     "analysis.reading",
     "analysis.timing",
     "analysis.digests",
@@ -53,6 +54,7 @@ MAY_IMPORT = {
     "words": set(),
     "package": set(),  # __init__.py: it looks its public names up by strings, at their first use
     "native": set(),  # compiled code gets what it needs as arguments
+    "safe_files": {"words"},  # outside training alone: each change opens folders, and may wait for a disk
     "recording.safety": {"words"},
     "recording.measure": MEASURE,
     "recording.keep": MEASURE,
@@ -83,8 +85,8 @@ MAY_IMPORT = {
     | {"recording", "patching.decorating", "patching.probes", "profilers", "startup", "package"},
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
-    "analysis.digests": {"words", "analysis.reading", "analysis.timing"},
-    "analysis.executors": {"words", "analysis.reading", "collect", "package"},
+    "analysis.digests": {"words", "safe_files", "analysis.reading", "analysis.timing"},
+    "analysis.executors": {"words", "safe_files", "analysis.reading", "collect", "package"},
     "analysis.foreign.stores": {"words"},
     "analysis.foreign": {"words", "analysis.reading", "analysis.executors", "analysis.foreign.stores"},
     "analysis.run": RUN | {"analysis.foreign"},
@@ -103,11 +105,11 @@ MAY_IMPORT = {
     "analysis": ANSWERS
     | {"analysis.dataset", "analysis.long_runs"}
     | {"package", "report.figures", "report.html"},
-    "collect": {"words"},
+    "collect": {"words", "safe_files"},
     "live.counting": {"words", "analysis.reading"},
     "live.forecasting": {"words"},
     "live": ANSWERS | {"live.counting", "live.forecasting"},
-    "live.serving": {"words", "analysis.answers", "live"},
+    "live.serving": {"words", "safe_files", "analysis.answers", "live"},
     "live.terminal": {"words", "analysis.reading", "live", "live.counting"},
     "traces": {"words"},
     "report": {"words", "analysis.ledger"},

@@ -1,6 +1,7 @@
 """The report shows the findings of the analysis in a real browser, and loads nothing from outside."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 from browser import Browser, browser
+from small_disks import small_disk
 
 from sglang_instrument.analysis import Rules, findings_of, open_run, request_table, what_if
 from sglang_instrument.cli.main import main
@@ -292,3 +294,15 @@ def test_no_line_of_the_pages_code_is_longer_than_one_of_python() -> None:
     for path in scripts:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             assert len(line) <= 110, f"{path.name}:{number}"
+
+
+def test_on_a_full_disk_the_old_report_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = synthetic_run(tmp_path / "exp", steps=2, workers=1, requests=2, seed=1)
+    with small_disk(tmp_path / "small", "2m") as disk:
+        report = disk / "report.html"
+        report.write_text("the old report")
+        (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free - 8192))
+        assert main(["report", str(logs), "-o", str(report), "--force"]) == 2
+        assert "cannot be written: No space left on device" in capsys.readouterr().err
+        assert report.read_text() == "the old report"
+        assert sorted(path.name for path in disk.iterdir()) == ["filler", "report.html"]

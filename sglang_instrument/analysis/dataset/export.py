@@ -1,6 +1,7 @@
 """Write a run as a dataset of Parquet files, and write only what changed the next time."""
 
-import os
+import errno
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,19 +13,23 @@ import polars as pl
 from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES, schema_of
 from sglang_instrument.analysis.dataset.stored_run import store_run
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
-from sglang_instrument.analysis.digests.parquet import write_parquet
+from sglang_instrument.analysis.digests.parquet import save_parquet, write_parquet
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.reading.files import File, Newest, newest_runs, run_begins
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.span_files import SPANS
+from sglang_instrument.analysis.run.span_files import SPANS, output_name
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.regular_files import read_regular
+from sglang_instrument.safe_files.folder import SafeFolder, is_draft
+from sglang_instrument.safe_files.output import writing_output
 from sglang_instrument.schema import LOG_VERSION
 
 _LAYOUT: Final = 5  # of a dataset; raise it when columns or their meaning change
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "_manifest.json"  # Spark, Ray and pyarrow skip names that begin with an underscore
+_LOCK: Final = "_lock"
+_OLD_DRAFT: Final = re.compile(r"\.draft-\d+")  # of earlier versions
 _MOST_BYTES: Final = 2**30
 
 #: A log file as it was when its spans were written: path, size, mtime_ns, and the newest run of its folder.
@@ -39,12 +44,13 @@ class _Output(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    """What a dataset was made from."""
+    """What a dataset was made from; `begun` are the log files of an export that has not ended."""
 
     version: str
     runs: list[str]
     files: list[_State]
     spans: dict[str, _Output]
+    begun: list[str] = []
 
 
 class Written(msgspec.Struct):
@@ -69,8 +75,11 @@ def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> 
     run.demand_log()
     with writing(target):
         _demand_ours(run, target)
-        written = write_tables(run, target, TABLES, progress)
-        store_run(run, target)
+        target.mkdir(parents=True, exist_ok=True)
+        folder = SafeFolder(target.absolute())
+        with folder.locked(_LOCK):
+            written = _write_tables(run, folder, TABLES, progress)
+            store_run(run, target)
     return written
 
 
@@ -84,20 +93,36 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def write_tables(
-    run: Run, target: Path, tables: Collection[str], progress: Progress | None = None
+    run: Run, target: SafeFolder, tables: Collection[str], progress: Progress | None = None
 ) -> Written:
-    """Write some tables of a run into a folder of ours; of the spans, those that changed."""
-    old = _known(run, target)
-    target.mkdir(parents=True, exist_ok=True)
-    if not (target / _MANIFEST).exists():
+    """Write some tables of a run into a folder of ours; of the spans, those that changed.
+
+    Raises:
+        OSError: A file cannot be written; BlockingIOError: another process writes into the folder.
+    """
+    with target.locked(_LOCK):
+        return _write_tables(run, target, tables, progress)
+
+
+def _write_tables(
+    run: Run, target: SafeFolder, tables: Collection[str], progress: Progress | None
+) -> Written:
+    loaded = _load(target)
+    old = _known(run, loaded)
+    if loaded is None:
         _save(target, old)  # so that a killed export can go on
+    target.delete_drafts(at_once=True)
+    ours = _our_outputs(run, old)
+    _demand_only_ours(target, ours)
+    if loaded is not None and loaded.version != _VERSION:
+        _add_columns(target, old.spans)
     new, fresh = _with_spans(run, target, old, progress) if SPANS in tables else (old, 0)
     for name in MADE:
         if name in tables:
-            write_table(target / f"{name}.parquet", make_table(run, name))
-    _save(target, new)
+            save_parquet(target, f"{name}.parquet", make_table(run, name))
     if SPANS in tables:
-        _delete_others(target, new.spans)
+        _delete_others(target, new.spans, ours)  # before the manifest that forgets them
+    _save(target, new)
     return Written(fresh, len(new.spans), sum(output.rows for output in new.spans.values()))
 
 
@@ -105,28 +130,31 @@ def _demand_ours(run: Run, target: Path) -> None:
     """Raise InstrumentError unless a folder is new, empty, or a dataset of this run, and not inside it."""
     if target.resolve().is_relative_to(run.folder.resolve()):
         raise InstrumentError(f"{target} is inside the run; give a folder beside {run.folder}")
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+    if not target.exists() or (target.is_dir() and all(_is_begun(path.name) for path in target.iterdir())):
         return
     if not (target / _MANIFEST).is_file():
         raise InstrumentError(
             f"{target} exists and is neither an empty folder nor a dataset; nothing is overwritten"
         )
-    known = _load(target)
+    known = _load(SafeFolder(target))
     if known is not None and known.runs and set(known.runs).isdisjoint(run_begins(run.files)):
         raise InstrumentError(
             f"{target} is a dataset of another run ({', '.join(known.runs)}); nothing is overwritten"
         )
 
 
-def _known(run: Run, target: Path) -> _Manifest:
-    """Return the manifest of the dataset in a folder; an empty one if there is none of this version."""
+def _is_begun(name: str) -> bool:
+    """Return whether this is the name of what an export writes before its manifest."""
+    return name == _LOCK or is_draft(name)
+
+
+def _known(run: Run, known: _Manifest | None) -> _Manifest:
+    """Return the manifest of a dataset as it was; an empty one if there is none of this version."""
     runs = list(run_begins(run.files))
-    known = _load(target)
     if known is None:
         return _Manifest(_VERSION, runs, [], {})
     if known.version != _VERSION:
         known = _of_pruned(run, known)
-        _add_columns(target, known.spans)
     return msgspec.structs.replace(known, version=_VERSION, runs=runs)
 
 
@@ -135,35 +163,35 @@ def _of_pruned(run: Run, known: _Manifest) -> _Manifest:
     gone = {file.path for file in run.files if file.pruned_us is not None}
     spans = {name: output for name, output in known.spans.items() if not gone.isdisjoint(output.files)}
     written = {path for output in spans.values() for path in output.files}
-    return msgspec.structs.replace(
-        known, files=[state for state in known.files if state[0] in written], spans=spans
-    )
+    files = [state for state in known.files if state[0] in written]
+    return msgspec.structs.replace(known, files=files, spans=spans, begun=sorted(_logs_of(known)))
 
 
-def _add_columns(target: Path, outputs: Collection[str]) -> None:
+def _add_columns(target: SafeFolder, outputs: Collection[str]) -> None:
     """Add to Parquet files of spans the columns that an earlier version did not have: null."""
     kinds = schema_of(SPANS)
-    for path in [target / name for name in outputs if (target / name).is_file()]:
-        spans = pl.read_parquet(path, glob=False, hive_partitioning=False)
-        missing = [name for name in kinds if name not in (*PARTITIONS, *spans.columns)]
+    for folder, name in [target.split(output) for output in outputs if _is_here(target, output)]:
+        spans = pl.read_parquet(folder.path / name, glob=False, hive_partitioning=False)
+        missing = [column for column in kinds if column not in (*PARTITIONS, *spans.columns)]
         if missing:
-            write_table(path, spans.with_columns(pl.lit(None, kinds[name]).alias(name) for name in missing))
+            added = (pl.lit(None, kinds[column]).alias(column) for column in missing)
+            save_parquet(folder, name, spans.with_columns(added))
 
 
-def _load(target: Path) -> _Manifest | None:
+def _load(target: SafeFolder) -> _Manifest | None:
     try:
-        return msgspec.json.decode(read_regular(target / _MANIFEST, _MOST_BYTES), type=_Manifest)
+        return msgspec.json.decode(read_regular(target.path / _MANIFEST, _MOST_BYTES), type=_Manifest)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _save(target: Path, manifest: _Manifest) -> None:
-    draft = target / f"{_MANIFEST}.{os.getpid()}"
-    draft.write_bytes(msgspec.json.encode(manifest))
-    draft.replace(target / _MANIFEST)
+def _save(target: SafeFolder, manifest: _Manifest) -> None:
+    target.write(_MANIFEST, msgspec.json.encode(manifest))
 
 
-def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | None) -> tuple[_Manifest, int]:
+def _with_spans(
+    run: Run, target: SafeFolder, old: _Manifest, progress: Progress | None
+) -> tuple[_Manifest, int]:
     """Write the spans of the log files that changed; return the new manifest, and how many files it wrote."""
     if run.executor.is_far:
         raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
@@ -172,8 +200,11 @@ def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | Non
     unchanged = {state[0] for state in old.files if states.get(state[0]) == state}
     kept = _untouched(old.spans, unchanged, target)
     redone = _redone(run.files, old.spans, kept, unchanged)
+    if redone:
+        begun = {*old.begun, *(file.path for file in redone)}
+        _save(target, msgspec.structs.replace(old, begun=sorted(begun)))
     columns = tuple(name for name in TABLES[SPANS] if name not in PARTITIONS)
-    job = BatchJob("spans", columns, str(target.absolute()), newest)
+    job = BatchJob("spans", columns, target, newest)
     read, tables = run.executor.read(redone, job, progress)
     fresh = _outputs(read, tables.values())
     gone = {file.path for file in run.files if file.pruned_us is not None} - unchanged
@@ -186,9 +217,9 @@ def _state(file: File, newest: Newest) -> _State:
     return (file.path, file.size, file.mtime_ns, newest.get(file.folder))
 
 
-def _untouched(outputs: dict[str, _Output], unchanged: set[str], target: Path) -> dict[str, _Output]:
+def _untouched(outputs: dict[str, _Output], unchanged: set[str], target: SafeFolder) -> dict[str, _Output]:
     """Return the Parquet files whose log files are as they were; a log file goes with all of its outputs."""
-    kept = {name: one for name, one in outputs.items() if (target / name).is_file()}
+    kept = {name: one for name, one in outputs.items() if _is_here(target, name)}
     lost = {path for name, one in outputs.items() if name not in kept for path in one.files}
     sound = unchanged - lost
     while True:
@@ -222,19 +253,49 @@ def _outputs(read: Sequence[File], parts: Iterable[pl.DataFrame]) -> dict[str, _
     return outputs
 
 
+def _is_here(target: SafeFolder, output: str) -> bool:
+    folder, name = target.split(output)
+    return folder.has_file(name)
+
+
 def write_table(path: Path, table: pl.DataFrame) -> None:
     """Write a Parquet file, or replace it once the new one is whole."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write_parquet(table, draft)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with writing_output(path) as file:
+        write_parquet(table, file)
 
 
-def _delete_others(target: Path, outputs: Collection[str]) -> None:
-    """Delete files of spans that no log file stands behind any more, and drafts of killed exports."""
-    for pattern in ("*.parquet", ".draft-*"):
-        for path in target.glob(f"{SPANS}/run_id=*/step=*/{pattern}"):
-            if path.relative_to(target).as_posix() not in outputs:
-                path.unlink(missing_ok=True)
+def _our_outputs(run: Run, known: _Manifest) -> set[str]:
+    """Return the names of files of spans that this export or an earlier one may have written."""
+    return set(map(output_name, _logs_of(known) | {file.path for file in run.files}))
+
+
+def _logs_of(known: _Manifest) -> set[str]:
+    """Return the paths of the log files that a dataset was made from, or that an export began to write."""
+    of_spans = (path for output in known.spans.values() for path in output.files)
+    return {*known.begun, *(state[0] for state in known.files), *of_spans}
+
+
+def _demand_only_ours(target: SafeFolder, ours: Collection[str]) -> None:
+    """Raise OSError if readers would take something else for spans: a Parquet file, a link to a folder."""
+    for folder in _step_folders(target):
+        for name in folder.names():
+            if name.endswith(".parquet") and name not in ours:
+                raise OSError(errno.EEXIST, "it is no file of this dataset", str(folder.path / name))
+
+
+def _delete_others(target: SafeFolder, outputs: Collection[str], ours: Collection[str]) -> None:
+    """Delete our files of spans that no log file stands behind any more, and drafts of killed exports."""
+    for folder in _step_folders(target):
+        below = "/".join(folder.inside[len(target.inside) :])
+        own = {name for name in folder.names() if name in ours or _OLD_DRAFT.fullmatch(name)}
+        stale = {name for name in own if f"{below}/{name}" not in outputs}
+        folder.delete_those(stale.__contains__)
+        folder.delete_drafts(at_once=True)
+
+
+def _step_folders(target: SafeFolder) -> Iterator[SafeFolder]:
+    """Yield the folders with spans; raise OSError if a link is in place of one."""
+    spans = target / SPANS
+    for run_id in spans.folder_names():
+        for step in (spans / run_id).folder_names():
+            yield spans / run_id / step

@@ -1,6 +1,7 @@
 """Ask a dataset in SQL, by DuckDB, which may read this dataset and nothing else."""
 
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,10 +11,11 @@ from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
 from sglang_instrument.analysis.dataset.export import write_tables, writing
 from sglang_instrument.analysis.dataset.views import make_views, pattern, quoted
 from sglang_instrument.analysis.executors.executor import Progress
-from sglang_instrument.analysis.run.cache import writable_home
+from sglang_instrument.analysis.run.cache import homes, is_worthwhile
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.span_files import SPANS
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.safe_files.folder import SafeFolder
 
 _EXTRA: Final = "pip install 'sglang-instrument[sql]'"
 _CONFIG: Final = {
@@ -39,22 +41,27 @@ def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
     """
     duckdb = _duckdb()
     statement = _select(duckdb, query)
+    named = [name for name in TABLES if name in query.lower()]
+    named += [SPANS for name in VIEWS if name in query.lower()]
     with tempfile.TemporaryDirectory() as scratch:
-        dataset = _dataset(run, Path(scratch))
-        if dataset != run.home:
-            named = [name for name in TABLES if name in query.lower()]
-            named += [SPANS for name in VIEWS if name in query.lower()]
-            with writing(dataset):
-                write_tables(run, dataset, named, progress)
+        dataset = run.home if run.is_dataset else _written(run, Path(scratch), named, progress)
         return _answer(duckdb, dataset, statement, Path(scratch, "result.parquet"))
 
 
-def _dataset(run: Run, scratch: Path) -> Path:
-    """Return the folder for the tables of a run: its own, if it is a dataset, or in its cache."""
-    if run.is_dataset:
-        return run.home
-    home = writable_home(run.home, run.files) if run.cached and run.run_id is None else None
-    return (scratch if home is None else home) / "dataset"
+def _written(run: Run, scratch: Path, tables: Collection[str], progress: Progress | None) -> Path:
+    """Write tables of a run into its cache, or into a temporary folder; return the folder."""
+    if run.cached and run.run_id is None and is_worthwhile(run.files):
+        for home in homes(run.home):
+            try:
+                home.make()
+                write_tables(run, home / "dataset", tables, progress)
+            except (OSError, pl.exceptions.PolarsError):  # read only, full, or a link is in its place
+                continue
+            return (home / "dataset").path
+    target = SafeFolder(scratch, ("dataset",))
+    with writing(target.path):
+        write_tables(run, target, tables, progress)
+    return target.path
 
 
 def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.DataFrame:

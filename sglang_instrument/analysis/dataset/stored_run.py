@@ -12,7 +12,8 @@ from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.reading.processes_of_run import REACHED
 from sglang_instrument.analysis.run.cache import store_digest
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.regular_files import read_regular, write_anew
+from sglang_instrument.regular_files import read_regular
+from sglang_instrument.safe_files.folder import SafeFolder
 
 _MOST_BYTES: Final = 16 * 2**20  # a process with thousands of patches describes itself in less than 1 MiB
 
@@ -34,16 +35,15 @@ def store_run(run: Run, target: Path) -> None:
     if len(routed):
         tables |= {"server_calls": routed, "server_samples": logged_samples(run)}
     store_digest(target, run.files, run.everything, tables)
-    _copy_descriptions(run.home / "processes", target / "processes")
+    _copy_descriptions(run.home / "processes", SafeFolder(target, ("processes",)))
 
 
-def _copy_descriptions(source: Path, target: Path) -> None:
+def _copy_descriptions(source: Path, target: SafeFolder) -> None:
     """Copy what the processes said of themselves, and leave out what cannot be read."""
     for path in (*source.glob("[!.]*.json"), *source.glob(f"{REACHED}/[!.]*.json")):
-        copy = target / path.relative_to(source)
         try:
             content = read_regular(path, _MOST_BYTES)
         except OSError:  # `status` of the log reports it
             continue
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        write_anew(copy, content)
+        folder, name = target.split(path.relative_to(source).as_posix())
+        folder.write(name, content)

@@ -2,16 +2,27 @@
 
 import errno
 import os
-import shutil
-from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import polars as pl
+
+from sglang_instrument.safe_files.folder import SafeFolder
 
 _LEAST_FREE_BYTES: Final = 2**16
 
 
-def write_parquet(table: pl.DataFrame, path: Path) -> None:
+def save_parquet(folder: SafeFolder, name: str, table: pl.DataFrame, sync: bool = False) -> None:
+    """Write a table to a file of a folder, or replace it once the new one is whole.
+
+    Raises:
+        OSError: It cannot be written: the disk is full, for example.
+        polars.exceptions.PolarsError: It cannot be written for another reason.
+    """
+    with folder.writing(name, sync) as file:
+        write_parquet(table, file)
+
+
+def write_parquet(table: pl.DataFrame, file: BinaryIO) -> None:
     """Write a table to a file.
 
     Raises:
@@ -19,8 +30,9 @@ def write_parquet(table: pl.DataFrame, path: Path) -> None:
         polars.exceptions.PolarsError: It cannot be written for another reason.
     """
     try:
-        table.write_parquet(path)
+        table.write_parquet(file)
     except pl.exceptions.PolarsError as error:
-        if shutil.disk_usage(path.parent).free < _LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        about = os.fstatvfs(file.fileno())
+        if about.f_bavail * about.f_frsize < _LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise

@@ -1,7 +1,7 @@
 """Write a digest and the files that it was made from to a folder, and read them."""
 
-import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -10,9 +10,10 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest
-from sglang_instrument.analysis.digests.parquet import write_parquet
+from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.regular_files import demand_regular, read_regular
+from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.schema import LOG_VERSION
 
 # Of the stored tables; raise it when their columns or their meaning change. A cache is then made again. What
@@ -100,32 +101,30 @@ def read_table(path: Path) -> pl.DataFrame:
     return pl.read_parquet(path, glob=False)
 
 
-def save_digest(home: Path, files: Sequence[File], digest: Digest) -> None:
-    """Write the tables under new names, then the manifest that names them, then delete the old tables."""
-    home.mkdir(parents=True, exist_ok=True)
+def save_digest(home: SafeFolder, files: Sequence[File], digest: Digest, sync: bool = False) -> None:
+    """Write the tables under new names, then the manifest that names them, then delete the old tables.
+
+    Args:
+        home: The folder.
+        files: The files.
+        digest: Their digest.
+        sync: Whether to wait until they are on the disk.
+    """
     token = os.urandom(6).hex()
     for name, table in digest.tables().items():
-        write_parquet(table, home / f"{name}-{token}.parquet")
-    draft = home / f"digest-{token}.json"
-    draft.write_bytes(msgspec.json.encode(_Manifest(VERSION, token, list(files))))
-    draft.replace(home / _MANIFEST)
+        save_parquet(home, f"{name}-{token}.parquet", table, sync)
+    home.write(_MANIFEST, msgspec.json.encode(_Manifest(VERSION, token, list(files))), sync)
     for name in SCHEMAS:
         _forget_others(home, name, token)
+    home.delete_drafts()
 
 
-def save_table(home: Path, name: str, token: str, table: pl.DataFrame) -> None:
-    """Write a table at once, then delete those of its name with other tokens."""
-    draft = home / f"draft-{os.urandom(6).hex()}"
-    try:
-        write_parquet(table, draft)
-        draft.replace(home / f"{name}-{token}.parquet")
-    finally:
-        draft.unlink(missing_ok=True)
+def save_table(home: SafeFolder, name: str, token: str, table: pl.DataFrame) -> None:
+    """Write a table, then delete those of its name with other tokens."""
+    save_parquet(home, f"{name}-{token}.parquet", table)
     _forget_others(home, name, token)
 
 
-def _forget_others(home: Path, name: str, token: str) -> None:
-    for path in home.glob(f"{name}-*.parquet"):
-        if not path.stem.endswith(token):
-            with contextlib.suppress(OSError):  # a table left behind wastes space, but changes no answer
-                path.unlink()
+def _forget_others(home: SafeFolder, name: str, token: str) -> None:
+    own = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}\.parquet")
+    home.delete_those(lambda one: own.fullmatch(one) is not None and one != f"{name}-{token}.parquet")

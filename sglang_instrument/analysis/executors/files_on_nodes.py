@@ -15,6 +15,7 @@ from sglang_instrument.collect import on_node
 from sglang_instrument.collect.by_ray import RayNode, RayNodes, connect
 from sglang_instrument.collect.gather import CHUNK_BYTES, in_chunks, is_inside, pieces_of
 from sglang_instrument.collect.same_files import Offer, match
+from sglang_instrument.safe_files.folder import SafeFolder, write_whole
 
 #: What `on` is for the cluster that this machine belongs to.
 HERE: Final = "ray"
@@ -118,15 +119,16 @@ class FilesOnNodes:
             raise FileNotFoundError(f"no node that holds {min(missing)} answers")
 
     def _fetch(self, node: RayNode, own: Iterable[tuple[Offer, str]], folder: Path) -> None:
-        targets = {offer.path: folder / path for offer, path in own}
+        targets = {offer.path: SafeFolder(folder).split(path) for offer, path in own}
         chunks = list(in_chunks([(offer.path, 0, offer.size) for offer, _ in own], CHUNK_BYTES))
         answers = node.calls(on_node.send, ((self.where, chunk, True) for chunk in chunks))
         for chunk, answer in zip(chunks, answers, strict=True):
             for path, begin, piece in pieces_of(chunk, answer):
-                targets[path].parent.mkdir(parents=True, exist_ok=True)
-                with targets[path].open("r+b" if begin else "wb") as out:
+                target, name = targets[path]
+                with target.changing(name) as out:
+                    out.truncate(begin)
                     out.seek(begin)
-                    out.write(piece)
+                    write_whole(out, piece)
 
     def _is_known(self, node: RayNode) -> bool:
         return node.name in self.nodes or node.name in self.absent

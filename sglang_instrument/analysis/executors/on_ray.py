@@ -22,6 +22,7 @@ from sglang_instrument.collect import on_node
 from sglang_instrument.collect.by_ray import RayNode, RayNodes
 from sglang_instrument.collect.collected import PRUNED
 from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.safe_files.folder import SafeFolder
 
 #: The folders that an executor copies to this machine whole, if they are among those it reads.
 SMALL: Final = ("processes", PRUNED)
@@ -274,19 +275,21 @@ class RayExecutor:
         kept = [path for path in held if path.startswith(f"{PRUNED}/")]
         self._forget_all_but({*described, *kept})
         for path in kept:  # a folder that cannot be brought as a whole is reported as unreadable
-            (self.home / path).parent.mkdir(parents=True, exist_ok=True)
+            SafeFolder(self.home).split(path)[0].make()
         missing = [path for path in kept if not self._is_here(path)]
         with contextlib.suppress(OSError):  # as if they were missing
             self._files.bring([*described, *missing], self.home)
 
     def _forget_all_but(self, now: set[str]) -> None:
         """Delete in `home` what the nodes do not hold any more."""
+        home = SafeFolder(self.home)
         for old in (*self.home.glob("processes/**/*.json"), *self.home.glob(f"{PRUNED}/*/*")):
-            if old.relative_to(self.home).as_posix() not in now:
-                old.unlink(missing_ok=True)
-        for folder in self.home.glob(f"{PRUNED}/*"):
-            with contextlib.suppress(OSError):  # it still has files
-                folder.rmdir()
+            path = old.relative_to(self.home).as_posix()
+            if path not in now:
+                folder, name = home.split(path)
+                folder.delete_those(name.__eq__)
+        for name in (home / PRUNED).names():
+            (home / PRUNED).delete_folder(name)  # unless it still has files
 
     def _is_here(self, path: str) -> bool:
         """Return whether a file of `prune`, which never changes, was brought as a whole before."""

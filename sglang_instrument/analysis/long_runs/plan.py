@@ -20,6 +20,7 @@ from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.errors import LogError
+from sglang_instrument.schema import LOG_OPENED
 
 #: Why a step keeps its records.
 NEWEST: Final = "newest"
@@ -121,7 +122,8 @@ def _files_by_step(files: list[File]) -> dict[Step, list[File]]:
 def _worth_keeping(
     run: Run, steps: Mapping[Step, list[File]], keep_steps: int, keep_slowest: int
 ) -> dict[Step, str]:
-    replaced = _replaced(run.files)
+    unknown = _of_unknown_launches(run.files)
+    replaced = _replaced(run.files) - unknown
     rows = step_table(run.digest).select(*STEP, "duration_sec").iter_rows()
     took = {(step, validate): sec or 0.0 for step, validate, sec in rows}
     named = _named(run)
@@ -129,17 +131,27 @@ def _worth_keeping(
     for kind in (False, True):
         there = sorted(step for step in steps if step[1] == kind and step not in replaced)
         slowest = sorted((one for one in there if one in took), key=lambda one: (-took[one], one))
+        certain = [step for step in there if step not in unknown]
         keep.update(dict.fromkeys(named & {*there}, NAMED))
         keep.update(dict.fromkeys(slowest[:keep_slowest], SLOWEST))
-        keep.update(dict.fromkeys(there[-keep_steps:], NEWEST))
+        keep.update(dict.fromkeys([*there[-keep_steps:], *certain[-keep_steps:]], NEWEST))
     return keep
 
 
 def _replaced(files: Sequence[File]) -> set[Step]:
     """Return the steps that a later launch replaced, also those that it has not reached yet."""
     newest = newest_runs(files)
-    with_header = {_step_of(file) for file in files if file.controls and file.folder not in newest}
+    with_header = {_step_of(file) for file in files if _has_header(file) and file.folder not in newest}
     return with_header - {_step_of(file) for file in files if file.folder in newest}
+
+
+def _of_unknown_launches(files: Sequence[File]) -> set[Step]:
+    """Return the steps of files that lack their first line: a later launch may have replaced them."""
+    return {_step_of(file) for file in files if file.size and not _has_header(file)}
+
+
+def _has_header(file: File) -> bool:
+    return any(control.event == LOG_OPENED for control in file.controls)
 
 
 def _named(run: Run) -> set[Step]:

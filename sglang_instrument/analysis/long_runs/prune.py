@@ -1,12 +1,12 @@
 """Keep the digest of log files, then delete them: never before the digest is safe on the disk."""
 
-import fcntl
+import errno
 import os
-import shutil
+import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import groupby
@@ -19,7 +19,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine_requests import Fields, records_in
 from sglang_instrument.analysis.answers.join import has_engine_logs
 from sglang_instrument.analysis.digests.file_sources import key_of, number_sources, only_files, renumber
-from sglang_instrument.analysis.digests.parquet import write_parquet
+from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.digests.stored_digest import load_digest, save_digest
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.long_runs.plan import Plan
@@ -28,10 +28,13 @@ from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.pruned import CALLS, PATHS, PRUNED, pruned_folders
 from sglang_instrument.errors import LogError
+from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.schema import LOG_OPENED
 
 _LOCK: Final = ".lock"
 _DRAFT: Final = ".draft-"
+_DRAFTS: Final = re.compile(r"\.draft-\d{8}T\d{6}-[0-9a-f]{1,8}")
+_IN_DRAFTS: Final = re.compile(r"[a-z_]+(-[0-9a-f]{12})?\.(json|parquet)")
 
 
 @dataclass
@@ -58,11 +61,12 @@ def prune(plan: Plan, progress: Progress | None = None) -> Outcome:
         LogError: Another `prune` works on this run, or the digest cannot be written. Nothing was deleted.
     """
     folder = plan.run.folder
-    with _locked(folder):
+    home = SafeFolder(folder, (PRUNED,))
+    with _locked(home):
         try:
-            kept = _keep(plan, progress)
+            kept = _keep(plan, home, progress)
         except (OSError, pl.exceptions.PolarsError) as error:
-            _remove_drafts(folder / PRUNED)
+            _remove_drafts(home)
             raise LogError(f"{folder}: nothing was deleted: {error}") from error
         outcome = Outcome(kept=kept)
         for part, files in groupby(plan.drop, key=lambda file: file.folder):
@@ -71,33 +75,21 @@ def prune(plan: Plan, progress: Progress | None = None) -> Outcome:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other calls from this folder, where the file system has locks."""
-    home = folder / PRUNED
-    try:
-        home.mkdir(exist_ok=True)
-        if home.is_symlink():
-            raise OSError(f"{home} is a link to another folder")
-        lock = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise LogError(f"{folder}: nothing was deleted: {error}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise LogError(f"another `prune` works on {folder}") from None
-    except OSError:  # without locks: each call has a folder of its own, and deletes only what that holds
-        pass
-    try:
+def _locked(home: SafeFolder) -> Iterator[None]:
+    """Keep other calls out, where the disk has locks; elsewhere each has a folder of its own in `.pruned`."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(home.locked(_LOCK))
+        except BlockingIOError:
+            raise LogError(f"another `prune` works on {home.root}") from None
+        except OSError as error:
+            raise LogError(f"{home.root}: nothing was deleted: {error}") from error
         yield
-    finally:
-        os.close(lock)
 
 
-def _keep(plan: Plan, progress: Progress | None) -> int:
+def _keep(plan: Plan, home: SafeFolder, progress: Progress | None) -> int:
     """Write the digest of what goes into a new folder of `.pruned`, and read it again; return its bytes."""
-    home = plan.run.folder / PRUNED
-    known = {key_of(file) for one in pruned_folders(plan.run.folder) for file in _files_in(one)}
+    known = {key_of(file) for one in pruned_folders(home.root) for file in _files_in(one)}
     files = [file for file in plan.drop if key_of(file) not in known]
     if not files:  # an earlier call was interrupted while it deleted
         return 0
@@ -107,17 +99,15 @@ def _keep(plan: Plan, progress: Progress | None) -> int:
     draft = home / f"{_DRAFT}{name}"
     pruned_us = int(time.time() * 1e6)
     gone = [msgspec.structs.replace(file, pruned_us=pruned_us) for file in files]
-    save_digest(draft, gone, only_files(plan.whole, plan.run.files, files))
-    write_parquet(_event_paths(plan.run, files, progress), draft / f"{PATHS}.parquet")
+    save_digest(draft, gone, only_files(plan.whole, plan.run.files, files), sync=True)
+    save_parquet(draft, f"{PATHS}.parquet", _event_paths(plan.run, files, progress), sync=True)
     if has_engine_logs(plan.run):
-        write_parquet(_engine_calls(plan.run, files), draft / f"{CALLS}.parquet")
-    for path in (*draft.iterdir(), draft):
-        _sync(path)
-    draft.rename(home / name)
-    _sync(home)
-    if list(map(key_of, _files_in(home / name))) != list(map(key_of, gone)):
-        raise OSError(f"{home / name} does not hold what was written to it")
-    return sum(path.stat().st_size for path in (home / name).iterdir())
+        save_parquet(draft, f"{CALLS}.parquet", _engine_calls(plan.run, files), sync=True)
+    home.rename_folder(draft.inside[-1], name)
+    kept = home / name
+    if list(map(key_of, _files_in(kept.path))) != list(map(key_of, gone)):
+        raise OSError(f"{kept.path} does not hold what was written to it")
+    return sum(path.stat().st_size for path in kept.path.iterdir())
 
 
 def _files_in(home: Path) -> list[File]:
@@ -128,10 +118,11 @@ def _files_in(home: Path) -> list[File]:
         return []
 
 
-def _remove_drafts(home: Path) -> None:
+def _remove_drafts(home: SafeFolder) -> None:
     """Remove what killed calls began to write."""
-    for draft in home.glob(f"{_DRAFT}*"):
-        shutil.rmtree(draft, ignore_errors=True)
+    for name in filter(_DRAFTS.fullmatch, home.names()):
+        (home / name).delete_those(lambda one: is_draft(one) or _IN_DRAFTS.fullmatch(one) is not None)
+        home.delete_folder(name)
 
 
 def _event_paths(run: Run, files: Sequence[File], progress: Progress | None) -> pl.DataFrame:
@@ -154,46 +145,28 @@ def _names_a_request(fields: Fields) -> bool:
     return fields.rid is not None or fields.rids is not None
 
 
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _delete(folder: Path, part: str, files: Sequence[File], outcome: Outcome) -> None:
-    """Delete files of one folder of the run, through descriptors that follow no link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    try:
-        inside = os.open(folder / part, flags | os.O_NOFOLLOW)
-    except OSError as error:
-        outcome.left.update(dict.fromkeys((file.path for file in files), _reason(error)))
-        return
-    try:
-        for file in files:
-            try:
-                _delete_one(inside, file, outcome)
-            except OSError as error:
-                outcome.left[file.path] = _reason(error)
-    finally:
-        os.close(inside)
-    try:
-        (folder / part).rmdir()
-    except OSError:  # something else lies there
-        pass
+    """Delete files of one folder of the run."""
+    inside, name = SafeFolder(folder).split(part)
+    for file in files:
+        try:
+            _delete_one(inside / name, file, outcome)
+        except OSError as error:
+            outcome.left[file.path] = _reason(error)
+    inside.delete_folder(name)
 
 
-def _delete_one(inside: int, file: File, outcome: Outcome) -> None:
+def _delete_one(inside: SafeFolder, file: File, outcome: Outcome) -> None:
     name = file.path.rpartition("/")[2]
-    about = os.stat(name, dir_fd=inside, follow_symlinks=False)
+    about = inside.stat(name)
+    if about is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     if not stat.S_ISREG(about.st_mode):
         outcome.left[file.path] = "it is no regular file any more"
     elif (about.st_size, about.st_mtime_ns) != (file.size, file.mtime_ns):
         outcome.left[file.path] = "it changed meanwhile"
     else:
-        os.unlink(name, dir_fd=inside)
+        inside.delete(name)
         outcome.files += 1
         outcome.freed += about.st_size if about.st_nlink == 1 else 0
 

@@ -17,6 +17,7 @@ from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
 from sglang_instrument.analysis.run.span_files import write_spans
 from sglang_instrument.gc_pause import uncollected
+from sglang_instrument.safe_files.folder import SafeFolder
 
 _OF_FIELDS: Final = frozenset({"spans", "fields"})  # tables that need all fields of a record
 
@@ -34,7 +35,7 @@ class BatchJob(msgspec.Struct, frozen=True):
 
     tables: str
     names: tuple[str, ...] = ()
-    target: str = ""
+    target: SafeFolder | None = None
     newest: Newest = msgspec.field(default_factory=Newest)
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
@@ -60,8 +61,8 @@ class BatchJob(msgspec.Struct, frozen=True):
             return {"fields": field_sums(reading.records, self.names)}
         if self.tables == "paths":
             return {"paths": path_sums(reading.records)}
-        if self.tables == "spans":
-            return {"spans": write_spans(Path(self.target), reading, self.newest, self.names)}
+        if self.target is not None:
+            return {"spans": write_spans(self.target, reading, self.newest, self.names)}
         return {"events": event_rows(reading.records)}
 
 

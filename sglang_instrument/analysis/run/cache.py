@@ -29,6 +29,7 @@ from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.errors import LogError
+from sglang_instrument.safe_files.folder import SafeFolder
 
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024
 #: The folder of a dataset that keeps a run's digest in place of its log. Spark skips such names.
@@ -140,42 +141,28 @@ def store_digest(
         digest: Their digest.
         tables: What `cached_table` shall return for this dataset, by name.
     """
-    home = folder / _STORED
-    home.mkdir(parents=True, exist_ok=True)
+    home = SafeFolder(folder, (_STORED,))
+    home.delete_drafts(at_once=True)  # the caller holds the dataset's lock
     for name, table in tables.items():
         save_table(home, name, state_of(files), table)
     save_digest(home, files, digest)
 
 
-def writable_home(folder: Path, files: Sequence[File]) -> Path | None:
-    """Return the folder for a run's cache; None if none can be written, or the run is too small for one."""
-    if not is_worthwhile(files):
-        return None
-    for home in homes(folder):
-        try:
-            home.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(home, os.W_OK):
-            return home
-    return None
-
-
-def homes(folder: Path) -> list[Path]:
+def homes(folder: Path) -> list[SafeFolder]:
     """Return the folders in which a cache may lie: the run's own, then the user's cache folder."""
     if is_dataset(folder):
-        return [folder / _STORED]
+        return [SafeFolder(folder, (_STORED,))]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-    both = [folder / ".cache", root / "sglang-instrument" / name]
+    both = [SafeFolder(folder, (".cache",)), SafeFolder(root, ("sglang-instrument", name))]
     # polars cannot open a file whose name is not UTF-8.
-    return [home for home in both if str(home).encode(errors="ignore") == os.fsencode(home)]
+    return [home for home in both if str(home.path).encode(errors="ignore") == os.fsencode(home.path)]
 
 
 def _load(folder: Path) -> tuple[list[File], Digest]:
     for home in homes(folder):
         try:
-            return load_digest(home)
+            return load_digest(home.path)
         except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
             continue
     return [], concat_digests([])
@@ -184,6 +171,7 @@ def _load(folder: Path) -> tuple[list[File], Digest]:
 def _save(folder: Path, files: list[File], digest: Digest) -> None:
     for home in homes(folder):
         try:
+            home.make()
             save_digest(home, files, digest)
         except (OSError, pl.exceptions.PolarsError):
             continue

@@ -27,13 +27,13 @@ def cached_table(
     state = state_of(files)
     for home in homes(run.home):
         try:
-            return read_table(home / f"{name}-{state}.parquet")
+            return read_table(home.path / f"{name}-{state}.parquet")
         except (OSError, pl.exceptions.PolarsError):
             continue
     table = make()
     for home in homes(run.home):
         try:
-            home.mkdir(parents=True, exist_ok=True)
+            home.make()
             save_table(home, name, state, table)
         except (OSError, pl.exceptions.PolarsError):
             continue

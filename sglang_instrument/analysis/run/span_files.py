@@ -1,19 +1,18 @@
 """Write the nested spans and instant events of a batch of log files as Parquet, a file a run and step."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.parquet import write_parquet
+from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.reading.all_fields import with_texts
 from sglang_instrument.analysis.reading.files import Newest
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
+from sglang_instrument.safe_files.folder import SafeFolder
 
 #: The folder of `spans` in a dataset.
 SPANS: Final = "spans"
@@ -22,7 +21,7 @@ NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION: Final = ("run_id", "step")
 
 
-def write_spans(target: Path, reading: Reading, newest: Newest, columns: Sequence[str]) -> pl.DataFrame:
+def write_spans(target: SafeFolder, reading: Reading, newest: Newest, columns: Sequence[str]) -> pl.DataFrame:
     """Write the spans and instant events of newest runs below `target`, each file at once.
 
     Args:
@@ -67,25 +66,28 @@ def write_spans(target: Path, reading: Reading, newest: Newest, columns: Sequenc
     return pl.concat([nothing, *written])
 
 
+def output_name(log: str) -> str:
+    """Return the name of the Parquet file whose first spans are those of a log file of this path."""
+    return f"{quote(log, safe='').replace('%2F', '-')}.parquet"
+
+
 def _numbered(spans: pl.DataFrame) -> pl.DataFrame:
     """Number the spans of each log file from 0, whatever else the batch holds."""
     number = spans.select(pl.int_range(pl.len(), dtype=pl.Int64).over("source")).to_series()
     return spans.with_columns(span=number, parent=number.gather(spans["parent"]))
 
 
-def _write(target: Path, run_id: str, step: str, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+def _write(
+    target: SafeFolder, run_id: str, step: str, rows: pl.DataFrame, columns: Sequence[str]
+) -> pl.DataFrame:
     first = min(rows["file"].unique())
-    folder = Path(SPANS, f"run_id={run_id}", f"step={step}")
-    output = (folder / f"{quote(first, safe='').replace('%2F', '-')}.parquet").as_posix()
-    (target / folder).mkdir(parents=True, exist_ok=True)
-    draft = target / folder / f".draft-{os.getpid()}"  # of a large step, several processes write
+    output = f"{SPANS}/run_id={run_id}/step={step}/{output_name(first)}"
     # As text: not every reader of Parquet knows categories.
     texts = rows.with_columns(
         pl.col(pl.Categorical, pl.Enum).cast(pl.String),
         timestamp=pl.col("end_us").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"),
     )
-    write_parquet(texts.select(columns), draft)
-    draft.replace(target / output)
+    save_parquet(*target.split(output), texts.select(columns))
     return (
         rows.group_by("source")
         .agg(rows=pl.len().cast(pl.Int64))

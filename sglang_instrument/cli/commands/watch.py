@@ -108,9 +108,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _grafana(file: Path) -> int:
     from sglang_instrument.live.serving.dashboard import dashboard
+    from sglang_instrument.safe_files.output import write_output
 
     try:
-        file.write_text(dashboard(), encoding="utf-8")
+        write_output(file, dashboard().encode())
     except OSError as error:
         raise LogError(f"{file}: {error.strerror or error}") from error
     print_line(f"wrote {file}: import it into Grafana, and choose the Prometheus that reads /metrics")

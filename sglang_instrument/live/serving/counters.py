@@ -4,8 +4,6 @@ A follower that starts reads the newest steps again, but not the earlier ones, s
 lower. What was served is therefore saved first, in `LOGS/live`, and the difference is added after a start.
 """
 
-import contextlib
-import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -15,7 +13,8 @@ from typing import Final
 import msgspec
 
 from sglang_instrument.live.state import Snapshot, Totals
-from sglang_instrument.regular_files import read_regular, write_anew
+from sglang_instrument.regular_files import read_regular
+from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.schema import PHASES
 
 #: A counter: its name and the values of its labels, as in `LABELS`.
@@ -106,21 +105,19 @@ class Counters:
         if self._saving is not None and self._saving.is_alive():
             return  # the disk hangs; the follower says so
         state = _Saved(self._run and self._run[1], list(self._served.items()))
-        self._saving = threading.Thread(target=self._write, args=(logs / "live", state), daemon=True)
+        self._saving = threading.Thread(
+            target=self._write, args=(SafeFolder(logs, ("live",)), state), daemon=True
+        )
         self._saving.start()
         self._saving.join(_DISK_SEC)
 
-    def _write(self, folder: Path, state: _Saved) -> None:
-        temporary = folder / f".{self._name}.{os.getpid()}"
+    def _write(self, folder: SafeFolder, state: _Saved) -> None:
         try:
-            folder.mkdir(exist_ok=True)
-            write_anew(temporary, msgspec.json.encode(state))
-            temporary.replace(folder / self._name)
+            folder.write(self._name, msgspec.json.encode(state))
+            folder.delete_drafts()
             self.failed = None
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            why = f"{folder / self._name}: {error.strerror or error}"
+            why = f"{folder.path / self._name}: {error.strerror or error}"
             self.failed = f"{why}; counters begin anew when this command is started again"
 
     def _flat(self, totals: Totals) -> dict[Series, float]:

@@ -15,6 +15,7 @@ from sglang_instrument.analysis.changes.run_names import dated_names_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.report.figures import requests, steps, turns
 from sglang_instrument.report.figures.parts import STYLE, Choice, NothingToDrawError
+from sglang_instrument.safe_files.output import writing_output
 
 #: The figures by name: each function returns one, or raises NothingToDrawError.
 FIGURES: Final[dict[str, Callable[[Choice], Figure]]] = {
@@ -80,7 +81,9 @@ def draw(
                 target = folder / f"{name}.{suffix}"
                 # No date in the file: the same run gives the same bytes.
                 dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-                figure.savefig(target, dpi=dpi, facecolor="white", metadata=dates.get(suffix))
+                with writing_output(target) as file:
+                    metadata = dates.get(suffix)
+                    figure.savefig(file, format=suffix, dpi=dpi, facecolor="white", metadata=metadata)
             yield name, target
         except NothingToDrawError as reason:
             yield name, str(reason)

@@ -29,6 +29,7 @@ from sglang_instrument.report.html.slowest import slowest_requests
 from sglang_instrument.report.html.spans import pack_step
 from sglang_instrument.report.html.story import story
 from sglang_instrument.report.palette import PART_OF_EVENT
+from sglang_instrument.safe_files.output import write_output
 from sglang_instrument.schema import EVENTS
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def write_report(
         words["beside"], facts["other"], facts["runs"] = beside(run, other, words)
     stage("writing the file")
     text = render(words, facts, packed, version)
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8
+    write_output(path, text.encode(errors="backslashreplace"))  # file names may not be UTF-8
     return Written(path, path.stat().st_size, list(packed))
 
 

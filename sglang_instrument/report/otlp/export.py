@@ -18,6 +18,7 @@ from sglang_instrument.report.otlp.conversations import Conversation, Part, conv
 from sglang_instrument.report.otlp.ids import parent_of
 from sglang_instrument.report.otlp.logged_fields import Servers
 from sglang_instrument.report.otlp.messages import line_of, span_of_call, spans_of
+from sglang_instrument.safe_files.output import writing_output
 
 #: A collector reads lines of up to 1 MiB, if nothing else is set; a span takes about 1 KB.
 _LINE_BYTES: Final = 2**20
@@ -73,14 +74,8 @@ def write_otlp(
         validate: Only validation (True) or training (False).
         progress: Called with the number of steps written and the number of all.
     """
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        with unfinished.open("wb") as stream:
-            written = _write_steps(stream, run, steps, validate, progress)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return written
+    with writing_output(path) as stream:
+        return _write_steps(stream, run, steps, validate, progress)
 
 
 def _write_steps(

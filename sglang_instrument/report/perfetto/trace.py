@@ -21,6 +21,7 @@ from sglang_instrument.report.perfetto.annotations import annotated
 from sglang_instrument.report.perfetto.lag import lags
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes, write_lanes
 from sglang_instrument.report.perfetto.packets import Packets, Value
+from sglang_instrument.safe_files.output import writing_output
 
 _VALUES: Final = (
     "turn",
@@ -308,13 +309,8 @@ def _rows(table: pl.DataFrame, *more: str) -> Iterator[tuple[Any, ...]]:
 def write_file(path: Path, write: Callable[[Packets], Any]) -> Any:
     """Write a trace to a file that appears only when it is complete; return the result of `write`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        with unfinished.open("wb") as stream:
-            packets = Packets(stream)
-            result = write(packets)
-            packets.flush()
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with writing_output(path) as stream:
+        packets = Packets(stream)
+        result = write(packets)
+        packets.flush()
     return result
