@@ -110,7 +110,7 @@ MAY_IMPORT = {
     "live.serving": {"words", "analysis.answers", "live"},
     "live.terminal": {"words", "analysis.reading", "live", "live.counting"},
     "traces": {"words"},
-    "report": {"words", "analysis.ledger"},
+    "report": {"words", "analysis.ledger", "analysis.reading"},
     "report.figures": ANSWERS | {"report"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},
