@@ -89,7 +89,7 @@ def test_the_report_shows_all_fields_of_a_requests_events(recorded, tmp_path):
         for place in ("slowest", "inspector"):
             shown = page.text(place)
             assert "tool_calls = 3, parser = json0" in shown
-            assert 'nested = {"a":{"b":[1,null]}}' in shown
+            assert 'nested = {"a": {"b": [1, null]}}' in shown
             assert "<b id=hostile> = <script>" in shown
             assert "y" * 101 not in shown
         assert page.js("document.getElementById('hostile')") is None

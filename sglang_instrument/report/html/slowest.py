@@ -8,8 +8,8 @@ from sglang_instrument.analysis.answers.engine_calls import reported_calls
 from sglang_instrument.analysis.answers.requests import request_table, waterfall
 from sglang_instrument.analysis.reading.all_fields import with_texts
 from sglang_instrument.analysis.timing.nesting import nest
+from sglang_instrument.report.event_fields import with_words
 from sglang_instrument.report.html.chosen import Chosen
-from sglang_instrument.report.html.event_fields import with_words
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.as_json import as_json
-from sglang_instrument.analysis.reading.all_fields import fields_of
+from sglang_instrument.analysis.reading.all_fields import as_text, fields_of
 
 _IN_COLUMNS: Final = frozenset({"request_id", "turn"})
 _LONGEST: Final = 100  # characters of a value
@@ -29,7 +28,7 @@ def _words(extra: str | None, other_keys: str | None) -> str:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else as_json(value).decode()
+    return value if isinstance(value, str) else as_text(value)
 
 
 def _cut(text: str) -> str:
