@@ -13,20 +13,24 @@ DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
 ENVIRONMENTS := ray router storage sshd mlflow verl verl_server areal trackers prometheus
-# One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
-# one process: tests/conftest.py makes the groups.
-PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+# One process more than cores, as many tests wait, but at most 8: each may run an engine, and memory is limited. Tests
+# that share an engine run in one process: tests/conftest.py makes the groups, and puts the longest first.
+PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+PARALLEL := --numprocesses $(PROCESSES) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 # Tests start hundreds of processes; with Python's cache, these compile the package once.
-CACHED := env --unset PYTHONDONTWRITEBYTECODE
+# One thread of polars is enough for small tables, and the other cores have tests of their own.
+CACHED := env --unset PYTHONDONTWRITEBYTECODE POLARS_MAX_THREADS=1
 PYTEST := $(CACHED) $(BIN)/python -m pytest $(PARALLEL)
 
-# Tests of recording and patching, which also run in pure Python, but for those that compiled code does not reach.
+# Tests of recording and patching, which also run in pure Python, but for those that compiled code does not reach,
+# and those that start programs of both kinds themselves.
 NOT_PURE := patching/test_anchors.py patching/test_fields.py patching/test_pickling.py patching/test_rewrite.py \
-	patching/test_sites.py patching/test_tables.py recording/contract/test_children.py \
-	recording/contract/test_out_of_memory.py recording/contract/test_scarce.py recording/contract/test_soak.py \
-	recording/keep/test_disk.py recording/keep/test_file_locks.py recording/keep/test_files.py \
+	patching/test_sites.py patching/test_tables.py patching/test_watched_imports.py recording/contract/test_children.py \
+	recording/contract/test_gevent.py recording/contract/test_out_of_memory.py recording/contract/test_scarce.py \
+	recording/contract/test_soak.py recording/keep/test_disk.py recording/keep/test_file_locks.py recording/keep/test_files.py \
 	recording/keep/test_hanging_disk.py recording/keep/test_native_lines.py recording/keep/test_regular_files.py
-PURE := tests/recording tests/patching tests/startup/test_install.py $(NOT_PURE:%=--ignore tests/%)
+PURE := tests/recording tests/patching tests/startup/test_install.py $(NOT_PURE:%=--ignore tests/%) --deselect \
+	tests/recording/contract/test_programs_exceptions.py::test_an_exception_that_another_thread_sets_arrives
 
 .PHONY: demo native test test-ray test-collect test-mlflow test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
 

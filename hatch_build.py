@@ -78,6 +78,7 @@ def compile_into(folder: Path, modules: list[str]) -> None:
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
+    try_the_compiler(folder)
     extensions = [
         Extension(
             module,
@@ -96,6 +97,22 @@ def compile_into(folder: Path, modules: list[str]) -> None:
     command.run()
     for module in modules:
         Path(command.get_ext_fullpath(module)).replace(file_of(module))
+
+
+def try_the_compiler(folder: Path) -> None:
+    """Compile an empty extension: Cython would work for seconds before a compiler or Python.h is missed.
+
+    Raises:
+        Exception: The compiler fails.
+    """
+    from setuptools._distutils.ccompiler import new_compiler  # Python 3.12 has no distutils of its own
+    from setuptools._distutils.sysconfig import customize_compiler
+
+    source = folder / "empty.c"
+    source.write_text("#include <Python.h>\n")
+    compiler = new_compiler()
+    customize_compiler(compiler)
+    compiler.compile([str(source)], str(folder), include_dirs=[sysconfig.get_path("include")])
 
 
 def allow_missing_tracebacks(path: Path) -> None:

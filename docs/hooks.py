@@ -4,6 +4,7 @@ mkdocs calls `on_page_markdown` for each page; tests call the functions below it
 """
 
 import ast
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -75,7 +76,43 @@ def support() -> str:
     return "\n".join(["| file | purpose |", "|---|---|", *rows])
 
 
+def ways() -> str:
+    """Return how work is started and what its records are, as the tests of these ways show it."""
+    starts = _support("ways_to_start")
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for way in starts.WAYS:
+        started, _, kind = way.partition(", ")
+        kinds.setdefault((started, starts.ids_of(way)), []).append(kind)
+    rows = [f"| {_code(way)} | {', '.join(kind)} | all | {ids} |" for (way, ids), kind in kinds.items()]
+    return "\n".join(["| started by | | recorded | ids of a task |", "|---|---|---|---|", *rows])
+
+
+def launches() -> str:
+    """Return how ranks are launched, as the tests of these ways show it."""
+    known = _support("ways_to_launch")
+    every = [*known.TORCHRUN, *known.LAUNCHERS]
+    rows = [f"| {way} | all | one | `{known.rank_variable(way)}` |" for way in every]
+    head = "| ranks started by | recorded | runs | the worker's number is |"
+    return "\n".join([head, "|---|---|---|---|", *rows])
+
+
+def _support(name: str) -> Any:
+    """Return a module of tests/support."""
+    spec = importlib.util.spec_from_file_location(f"support_{name}", ROOT / f"tests/support/{name}.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _code(way: str) -> str:
+    return f"`{way}`" if re.fullmatch(r"[\w.]*[._A-Z][\w.]*", way) else way
+
+
 _PARTS: Final = {
+    "ways": ways,
+    "launches": launches,
     "support": support,
     "commands": commands,
     "events": events,

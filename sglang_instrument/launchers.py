@@ -7,6 +7,7 @@ address. So a process records what it knows, and readers join the processes of o
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False  # importing it from typing takes longer than the start-up hook may
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 LAUNCHER: Final = "SGLANG_INSTRUMENT_LAUNCHER"
 # By torchrun and scripts, Open MPI, PMIx, the process managers of MPICH and Intel MPI, and MVAPICH.
 _RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+_PROCESSES: Final = ("multiprocessing.process", "multiprocess.process", "billiard.process")
 _MPI_JOBS: Final = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID")
 
 
@@ -60,6 +62,16 @@ def launch_of(environment: Mapping[str, str], host: str) -> dict[str, Any]:
     if key is None or rank is None:
         return {}
     return {"launch": key, "launcher": launcher_of(environment, host), "rank": rank}
+
+
+def is_child() -> bool:
+    """Return whether a kind of multiprocessing has started this process, by any of its methods."""
+    return any(_is_child(sys.modules.get(name)) for name in _PROCESSES)
+
+
+def _is_child(process: Any) -> bool:
+    current = getattr(process, "current_process", None)
+    return current is not None and getattr(current(), "_parent_pid", None) is not None
 
 
 def _started(pid: int) -> str:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,13 +32,18 @@ else:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Run tests of real engines first, as they take longest; keep tests that share one in one process."""
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+    """Keep tests that share a fixture in one process; begin with those of engines, and with large groups.
+
+    A process that is alone with a long group at the end leaves the other cores idle.
+    """
+    groups = group_of_each(items)
+    sizes = Counter(groups.values())
+    items.sort(key=lambda item: (item.get_closest_marker("engine") is None, -sizes[groups.get(item)]))
     if any(find_spec(name) is None for name in ("torch", "sglang", "transformers")):
         without = pytest.mark.skip(reason="the demo's requirements are not installed")
         for item in filter(lambda item: item.get_closest_marker("engine"), items):
             item.add_marker(without)
-    for item, group in group_of_each(items).items():
+    for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -7,10 +7,13 @@ its native PyTorch path. SGLang finds the plugin by an entry point in `sglang.sr
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
 _METADATA = "Metadata-Version: 2.1\nName: sglang-instrument-demo-cpu\nVersion: 0\n"
+#: Objects that are made before the youngest are collected; Python's 700 cost a fifth of an engine's start.
+_MADE_BETWEEN = 100_000
 _ENTRY_POINTS = "[sglang.srt.platforms]\ndemo_cpu = sglang_instrument.demo.cpu_platform:activate\n"
 
 
@@ -22,8 +25,14 @@ def write_plugin(folder: Path) -> None:
     (distribution / "entry_points.txt").write_text(_ENTRY_POINTS)
 
 
+def collect_rarely() -> None:
+    """Collect garbage less often: SGLang imports 6,000 modules in each of its processes."""
+    gc.set_threshold(_MADE_BETWEEN, *gc.get_threshold()[1:])
+
+
 def activate() -> str:
     """Return the name of the platform's class, as SGLang requires of the entry point."""
+    collect_rarely()
     return f"{__name__}:CpuPlatform"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sglang_instrument
+from sglang_instrument.demo.cpu_platform import collect_rarely
 from sglang_instrument.demo.options import DemoOptions, WorkerOrder
 from sglang_instrument.demo.problems import SYSTEM, Problem, draw
 
@@ -79,6 +80,7 @@ def _end_with_parent(descriptor: int) -> None:
 
 
 def _start(order: WorkerOrder, reports: _Reports) -> tuple[Any, DemoRollout, Fault]:
+    collect_rarely()
     import torch.distributed as dist
     from transformers import AutoTokenizer
 

@@ -10,8 +10,8 @@ PARTS: Final = {
     "values": "sglang_instrument.recording.measure._values",
     "tasks": "sglang_instrument.recording.measure._tasks",
     "waiting": "sglang_instrument.recording.measure._waiting",
-    "spans": "sglang_instrument.recording.measure._spans",
     "context": "sglang_instrument.recording.measure._context",
+    "spans": "sglang_instrument.recording.measure._spans",
     "binding": "sglang_instrument.recording.measure._binding",
     "encoder": "sglang_instrument.recording.keep._encoder",
     "region_spans": "sglang_instrument.patching.probes._region_spans",
@@ -20,7 +20,7 @@ PARTS: Final = {
 NEEDS: Final = {
     "tasks": ["waiting"],
     "waiting": ["tasks"],
-    "spans": ["tasks"],
+    "spans": ["tasks", "context"],
     "context": ["tasks"],
     "binding": ["context"],
     "encoder": ["spans", "context"],

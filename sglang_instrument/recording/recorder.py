@@ -13,7 +13,7 @@ from sglang_instrument.recording.keep.late_records import LateWriter
 from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
-from sglang_instrument.recording.measure import context, gpu_sync, identity, scopes, spans, tasks
+from sglang_instrument.recording.measure import binding, context, gpu_sync, identity, scopes, spans, tasks
 from sglang_instrument.recording.measure.buffers import OFF, Buffer
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
@@ -65,6 +65,7 @@ class Recorder:
         self._writer: Writer
         self._parents: set[tuple[str, int]] = set()
         self._of_child: _Parts | None = None
+        self._of_parent: tuple[object, ...] = ()
         self._use(self._build())
 
     def start(self) -> None:
@@ -88,7 +89,9 @@ class Recorder:
         if self._stopped:
             return
         meanwhile: list[Span] = []
-        if not self.stop(LONGEST_WAIT_SEC, meanwhile):
+        if self._is_unused():
+            self._stopped = True
+        elif not self.stop(LONGEST_WAIT_SEC, meanwhile):
             spans.use_buffer(OFF)
             self._writer.dropped_records += len(meanwhile)
             return
@@ -96,6 +99,11 @@ class Recorder:
         late = LateWriter(self._files, self._encoder, selection, self._writer)
         self._writer = late
         late.open(meanwhile)
+
+    def _is_unused(self) -> bool:
+        """Return whether nothing was recorded here: a forked child may end after milliseconds."""
+        writer = self._writer
+        return not (writer.started or writer.waiting or writer.dropped_records or self._lost())
 
     def stop(self, timeout_sec: float = LONGEST_WAIT_SEC, then: Buffer = OFF) -> bool:
         """Accept no more spans, write all records, close the files; records not written in time are lost.
@@ -112,10 +120,12 @@ class Recorder:
             return True
         self._stopped = True
         ends = time.monotonic() + timeout_sec
-        self._held_back.off()
+        if self.config.sync == "events":
+            self._held_back.off()
         self._writer.close(then)
         gpu_sync.use_policy("off")
-        nvtx.off()
+        if self.config.nvtx:
+            nvtx.off()
         spans.ignore_tasks()
         event_loop.forget_heartbeats()
         is_written = self._writer.flush_then(self._files.close, timeout_sec - _TO_END_SEC)
@@ -143,12 +153,20 @@ class Recorder:
         spans.OPEN.clear()
         event_loop.forget_loops()
         context.forget_all()
+        binding.keep_inherited()
         identity.ask_again()
-        self._held_back.abandon()
+        if self.config.sync == "events":
+            self._held_back.abandon()
+        # Kept: to destroy them would copy the memory in which they lie.
+        self._of_parent = self._writer, self._disk, self._watchdog, self._open_now, self._held_back
         prepared, self._of_child = self._of_child, None
         self._use(prepared or self._build(inherited=self._files))
         if was_on:
             self._open()
+
+    def is_described_in_turn(self) -> bool:
+        """Return whether this process has described itself under a name that children use in turn."""
+        return self._files.is_described_in_turn()
 
     def counts(self) -> dict[str, int]:
         """Return how many records were taken, changed, waiting and lost, in this process."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 from sglang_instrument.patching.places.loaded_modules import loaded_module
 from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.swap import SwappedEntry
+from sglang_instrument.recording.measure.binding import forget_inherited, inherit
 from sglang_instrument.recording.measure.context import CURRENT, UNBOUND, Context, count_task, derive, put
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.startup.carried_task import CarriedTask, bind_tasks, ids_of
@@ -56,6 +57,11 @@ class TaskBlock:
                 self._scope = context.scope
         except BaseException as error:
             log_swallowed("binding the ids of a task", error)
+
+    def go_on_in_child(self) -> None:
+        """Count the step as open in a child that was forked inside this block, too."""
+        if self._scope is not None:
+            inherit(self._scope)
 
     def leave(self) -> None:
         """Unbind the ids."""
@@ -165,6 +171,7 @@ def begin_process(process: Any) -> None:
         if ids is None and not is_machinery(process):
             return
         put(CURRENT, UNBOUND)  # a forked child inherits the context of the thread that started it
+        forget_inherited()
         _process_block = None  # its parent's
         if ids:
             _process_block = TaskBlock(ids)
@@ -234,6 +241,11 @@ class HandOver:
         bind_tasks(None)
         entries, self._entries = self._entries, []
         return [reason for entry in entries if (reason := entry.restore()) is not None]
+
+    def restart_in_child(self) -> None:
+        """Go on inside the block of the process's own ids, in a child that it forks."""
+        if _process_block is not None:
+            _process_block.go_on_in_child()
 
     def end(self) -> None:
         """End the block of the process's own ids, as the process ends: its step is complete."""

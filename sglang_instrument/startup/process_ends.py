@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from sglang_instrument import launchers
+
 _FINALIZERS: Final = ("multiprocessing.util", "multiprocess.util")
-_PROCESSES: Final = ("multiprocessing.process", "multiprocess.process", "billiard.process")
 
 
 class ProcessEnds:
@@ -35,22 +36,29 @@ class ProcessEnds:
         self._at_exit = at_exit
         self._is_hooked = False
         self._hooked_modules: set[str] = set()
+        self._has_finalizer = False
 
     def hook(self) -> None:
         """Register the hooks, once in a process and its forked children."""
         if not self._is_hooked:
             self._is_hooked = True
-            os.register_at_fork(before=self._before_fork, after_in_child=self._in_child)
+            os.register_at_fork(before=self._before, after_in_child=self._in_child)
             atexit.register(self._at_exit)
         self._hook_finalizers()
-        if any(_is_child(sys.modules.get(name)) for name in _PROCESSES):
+        if launchers.is_child():
             self._finalize()
+
+    def _before(self) -> None:
+        self._hook_finalizers()  # once, in the parent: each child would copy the memory that this changes
+        self._before_fork()
 
     def _in_child(self) -> None:
         self._after_fork()
+        if self._has_finalizer:  # a finalizer does nothing in another process than the one that made it
+            self._finalize()
         if "billiard.process" in sys.modules:  # its child imports multiprocessing's finalizers, but later
             importlib.import_module("multiprocessing.util")
-        self._hook_finalizers()
+            self._hook_finalizers()
 
     def _hook_finalizers(self) -> None:
         """Have each kind of multiprocessing call `_finalize` when a child begins its work.
@@ -66,13 +74,8 @@ class ProcessEnds:
 
     def _finalize(self) -> None:
         """Have multiprocessing call `at_exit` when this process, one of its children, ends."""
+        self._has_finalizer = True
         for name in _FINALIZERS:
             finalize: Any = getattr(sys.modules.get(name), "Finalize", None)
             if finalize is not None:
                 finalize(None, self._at_exit, exitpriority=-100)  # after all other finalizers
-
-
-def _is_child(process: Any) -> bool:
-    """Return whether a process of this kind of multiprocessing runs here."""
-    current = getattr(process, "current_process", None)
-    return current is not None and getattr(current(), "_parent_pid", None) is not None

@@ -13,6 +13,7 @@ from sglang_instrument import __version__, launchers, native
 from sglang_instrument.addresses import without_user
 from sglang_instrument.config import DEFAULT_EXPERIMENT, Config
 from sglang_instrument.errors import ConfigError
+from sglang_instrument.patching.decorating.rebuilt import name_rebuilt
 from sglang_instrument.patching.decorating.rewriting import ask_for_tables, requests_of
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.probes.contract import Probe
@@ -150,10 +151,11 @@ class Session:
         self._follower = None  # the parent's
         self.patcher.restart_in_child()
         self.recorder.restart_in_child()
+        self._hand_over.restart_in_child()
 
     def _patched(self) -> None:
         if self._presence is None:
-            self._presence = Presence(self._folder, self.describe)
+            self._presence = Presence(self._folder, self.describe, self.recorder.is_described_in_turn)
         self._presence.tell()
 
     def end(self) -> None:
@@ -181,6 +183,7 @@ class Session:
         """Return what `sglang_instrument.status()` returns while installed."""
         folder = str(self.config.folder)
         open_spans.drop_interrupted()
+        name_rebuilt()
         facts = {"installed": True, "folder": folder, "open_spans": len(spans.OPEN), **self.describe()}
         return {**facts, "patches": [_described(table, site) for table, site in self._all_sites()]}
 

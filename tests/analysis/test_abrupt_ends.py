@@ -155,3 +155,71 @@ def test_processes_of_other_hosts_count_as_running_until_the_run_is_over(run_scr
     assert run.health.ended_abruptly == []
     monkeypatch.setattr("sglang_instrument.analysis.reading.liveness._SILENT_SEC", 0.0)
     assert open_run(folder).health.ended_abruptly == ["worker_0"]
+
+
+KILLED_SCORES = """
+    import multiprocessing, os, pathlib, time, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import sglang_instrument as si
+
+    si.install(open_now_sec=0.1)
+    context = multiprocessing.get_context("fork")
+
+    @si.instrument("score", phase="reward")
+    def score(kind):
+        with si.span("inner", phase="tool"):
+            pass
+        if kind == "hangs":
+            time.sleep(600)
+
+    def reported(child):
+        found = pathlib.Path(si.status()["folder"]).glob(f"step_1/worker_0.*-c{child}.jsonl")
+        return any("open_now" in path.read_text() for path in found)
+
+    def run(request_id, kind, child=0):
+        with si.bind(request_id=request_id), si.span("request"):
+            process = context.Process(target=score, args=(kind,))
+            process.start()
+            while kind == "hangs" and not reported(child):
+                time.sleep(0.02)
+            if kind == "hangs":
+                process.kill()
+            process.join()
+            return process.pid
+"""
+
+
+@pytest.mark.parametrize("then", ["run('r3', 'ends')", "pass"])
+def test_the_score_that_ran_when_its_process_was_killed_is_named(run_script, printed, then):
+    """Whether or not another child goes on writing to the killed one's file."""
+    script = run_script(f"""{KILLED_SCORES}
+    with si.step(1), si.span("reward_all"):
+        run("r1", "ends")
+        print(run("r2", "hangs"))
+        {then}
+    """)
+    shown = printed("check", script.folder, code=1)
+    (line,) = [line for line in shown.splitlines() if "was open for" in line]
+    assert "score of request r2 was open for" in line
+    assert line.endswith(f"or longer when its process {script.stdout.strip()} ended")
+    assert "open when their process ended: score of request r2" in printed("summary", script.folder)
+    (described,) = json.loads(printed("check", script.folder, "--json", code=1))["open"]
+    assert (described["pid"], described["request_id"]) == (int(script.stdout), "r2")
+
+
+def test_what_ended_after_the_last_report_of_a_killed_child_is_not_named(run_script, printed):
+    folder = run_script(f"""{KILLED_SCORES}
+    def ends_then_killed():
+        with si.bind(request_id="r1"), si.span("reward"):
+            while not reported(0):
+                time.sleep(0.02)
+        assert si.flush(60)
+        os.kill(os.getpid(), 9)
+
+    with si.step(1):
+        process = context.Process(target=ends_then_killed)
+        process.start()
+        process.join()
+        run("r2", "ends")
+    """).folder
+    assert "was open for" not in printed("check", folder)

@@ -1,5 +1,6 @@
 """What `prune` deletes, what answers afterwards, and what a hostile disk can do to it."""
 
+import io
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,37 @@ def made(folder: Path, **shape: Any) -> Path:
     return aged(synthetic_run(folder, **{"steps": 12, "workers": 2, "requests": 6, "seed": 4, **shape}))
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that no test changes."""
+    folder = tmp_path_factory.mktemp("original") / "exp"
+    return made(folder, validate_every=3, engine_clocks={0: 0.0, 1: 0.0})
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return made(tmp_path / "exp", validate_every=3, engine_clocks={0: 0.0, 1: 0.0})
+def run(original: Path, tmp_path: Path) -> Path:
+    """A copy of it, with the same times of its files."""
+    return shutil.copytree(original, tmp_path / "exp")
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[tuple[str, ...], str]:
+    """What commands printed of `original`."""
+    return {}
+
+
+@pytest.fixture
+def earlier(original: Path, run: Path, printed: dict[tuple[str, ...], str]) -> Callable[..., Any]:
+    """What a command answered before anything was deleted; it is asked once for all tests."""
+
+    def answer(*words: str) -> Any:
+        if words not in printed:
+            with redirect_stdout(io.StringIO()) as output:
+                assert main([words[0], str(original), *words[1:], "--json"]) == 0
+            printed[words] = output.getvalue()
+        return json.loads(printed[words].replace(str(original), str(run)))
+
+    return answer
 
 
 @pytest.fixture
@@ -73,14 +103,13 @@ def logs(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.glob("*_*/*.jsonl")}
 
 
-def test_answers_about_the_whole_run_stay_as_they_were(run: Path, asked: Printed) -> None:
-    before = {words: asked(words[0], run, *words[1:]) for words in ANSWERS}
+def test_answers_about_the_whole_run_stay_as_they_were(run: Path, asked: Printed, earlier: Printed) -> None:
     paths = path_table(open_run(run))
     done = asked("prune", run, *KEPT, "--yes")
     assert done["done"]
     assert done["deleted"]["files"] == done["drop"]["files"] > 0
-    for words, expected in before.items():
-        assert differs(asked(words[0], run, *words[1:]), expected) == "", words
+    for words in ANSWERS:
+        assert differs(asked(words[0], run, *words[1:]), earlier(*words)) == "", words
     key = ["validate", "step", "worker", "path"]
     assert_frame_equal(path_table(open_run(run)).sort(key), paths.sort(key))
 
@@ -161,13 +190,12 @@ def test_a_person_is_asked(run: Path, capsys: pytest.CaptureFixture[str], monkey
     assert "deleted" in capsys.readouterr().out
 
 
-def test_it_can_be_called_again_and_again(run: Path, asked: Printed) -> None:
-    before = asked("requests", run)
+def test_it_can_be_called_again_and_again(run: Path, asked: Printed, earlier: Printed) -> None:
     asked("prune", run, "--keep-steps", 9, "--keep-slowest", 0, "--yes")
     asked("prune", run, "--keep-steps", 5, "--keep-slowest", 0, "--yes")
     assert asked("prune", run, "--keep-steps", 5, "--keep-slowest", 0, "--yes")["drop"]["files"] == 0
     assert len(list((run / ".pruned").glob("[!.]*"))) == 2
-    assert differs(asked("requests", run), before) == ""
+    assert differs(asked("requests", run), earlier("requests")) == ""
 
 
 def test_older_launches_still_open_by_their_id(tmp_path: Path, asked: Printed) -> None:
@@ -263,8 +291,9 @@ def test_a_link_in_place_of_our_folder_is_refused(run: Path, tmp_path: Path) -> 
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_file_that_changed_after_the_plan_stays_and_is_named(run: Path, asked: Printed) -> None:
-    before = len(asked("requests", run)["requests"])
+def test_a_file_that_changed_after_the_plan_stays_and_is_named(
+    run: Path, asked: Printed, earlier: Printed
+) -> None:
     plan = plan_prune(run, 3, 0)
     with (run / "step_1/worker_0.jsonl").open("ab") as stream:
         stream.write(b"\n")
@@ -275,7 +304,7 @@ def test_a_file_that_changed_after_the_plan_stays_and_is_named(run: Path, asked:
     assert (run / "step_1/worker_0.jsonl").exists()
     assert outcome.files == len(plan.drop) - 2
     # What is there counts in place of its digest, not twice.
-    assert len(asked("requests", run)["requests"]) == before
+    assert len(asked("requests", run)["requests"]) == len(earlier("requests")["requests"])
 
 
 def test_where_the_digest_cannot_be_written_nothing_is_deleted(
@@ -339,18 +368,18 @@ def test_only_one_prune_works_at_a_time(run: Path, asked: Printed) -> None:
     prune(plan_prune(run, 3, 0))
 
 
-def test_two_plans_of_the_same_files_lose_nothing(run: Path, asked: Printed) -> None:
-    before = asked("summary", run)
+def test_two_plans_of_the_same_files_lose_nothing(run: Path, asked: Printed, earlier: Printed) -> None:
     first, second = plan_prune(run, 3, 0), plan_prune(run, 3, 0)
     prune(first)
     outcome = prune(second)
     assert outcome.files == 0
     assert len(outcome.left) == len(second.drop)
-    assert differs(asked("summary", run), before) == ""
+    assert differs(asked("summary", run), earlier("summary")) == ""
 
 
-def test_a_prune_that_is_killed_before_it_deletes_can_be_called_again(run: Path, asked: Printed) -> None:
-    before = asked("summary", run)
+def test_a_prune_that_is_killed_before_it_deletes_can_be_called_again(
+    run: Path, asked: Printed, earlier: Printed
+) -> None:
     killed = (
         "import os, signal, sys; from pathlib import Path;"
         "from sglang_instrument.analysis.long_runs import prune as module;"
@@ -361,23 +390,22 @@ def test_a_prune_that_is_killed_before_it_deletes_can_be_called_again(run: Path,
     done = subprocess.run([sys.executable, "-c", killed, str(run)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert len(list((run / ".pruned").glob("[!.]*"))) == 1
-    assert differs(asked("summary", run), before) == ""
+    assert differs(asked("summary", run), earlier("summary")) == ""
     assert open_run(run).health.pruned == {}
     outcome = prune(plan_prune(run, 3, 0))
     assert outcome.files > 0
     assert outcome.kept == 0  # the digest was there
     assert len(list((run / ".pruned").glob("[!.]*"))) == 1
-    assert differs(asked("summary", run), before) == ""
+    assert differs(asked("summary", run), earlier("summary")) == ""
 
 
 def test_a_prune_that_is_killed_while_it_writes_leaves_a_draft_that_nobody_reads(
-    run: Path, asked: Printed
+    run: Path, asked: Printed, earlier: Printed
 ) -> None:
-    before = asked("summary", run)
     draft = run / ".pruned/.draft-20260101T000000-0"
     draft.mkdir(parents=True)
     (draft / "digest.json").write_text("{")
-    assert differs(asked("summary", run), before) == ""
+    assert differs(asked("summary", run), earlier("summary")) == ""
     prune(plan_prune(run, 3, 0))
     assert not draft.exists()
 
@@ -396,8 +424,9 @@ def test_a_writer_that_makes_a_pruned_file_again_adds_to_it(run: Path, asked: Pr
     assert len(asked("requests", run, "--step", 1)["requests"]) == requests + 1
 
 
-def test_a_file_that_is_put_back_counts_once(run: Path, tmp_path: Path, asked: Printed) -> None:
-    before = asked("summary", run)
+def test_a_file_that_is_put_back_counts_once(
+    run: Path, tmp_path: Path, asked: Printed, earlier: Printed
+) -> None:
     shutil.copytree(run, tmp_path / "copy")
     prune(plan_prune(run, 3, 0))
     for path in (tmp_path / "copy").glob("step_*/*.jsonl"):
@@ -405,7 +434,7 @@ def test_a_file_that_is_put_back_counts_once(run: Path, tmp_path: Path, asked: P
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
     aged(run)
-    assert differs(asked("summary", run), before) == ""
+    assert differs(asked("summary", run), earlier("summary")) == ""
 
 
 def test_a_digest_that_cannot_be_read_is_an_error_of_check(

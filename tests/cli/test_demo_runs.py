@@ -9,18 +9,20 @@ import shlex
 import statistics
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from own_group import run_in_group
+from taught_results import taught_results
 
 from sglang_instrument.analysis.answers.join import joined_calls
 from sglang_instrument.analysis.run.opening import open_run
 from sglang_instrument.analysis.verdict.verdict import Finding, findings_of
 from sglang_instrument.demo.faults import BLOCK_SEC, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC
+from sglang_instrument.demo.model import ensure_model
+from sglang_instrument.demo.options import DemoOptions
 from sglang_instrument.demo.problems import PROBLEMS
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, REFERENCE_EVENTS, STEP_CLOSED
 
@@ -118,17 +120,10 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DemoRun]:
-    """Two runs of one worker at once: "bare" is not installed, and in "hanging" a tool never returns."""
-    hang = ("--steps", "1", "--inject", "hang", "--give-up-after", str(SILENT_SEC))
-    options = {"bare": ("--validate", "--no-install"), "hanging": hang}
-
-    def run(name: str) -> DemoRun:
-        environment = {"SGLANG_INSTRUMENT_HANG_AFTER_SEC": "2"} if name == "hanging" else {}
-        return run_demo(tmp_path_factory.mktemp(name), "--workers", "1", *options[name], **environment)
-
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(options, pool.map(run, options), strict=True))
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """A run of one worker in which a tool never returns."""
+    hang = ("--workers", "1", "--steps", "1", "--inject", "hang", "--give-up-after", str(SILENT_SEC))
+    return run_demo(tmp_path_factory.mktemp("hanging"), *hang, SGLANG_INSTRUMENT_HANG_AFTER_SEC="2")
 
 
 @pytest.mark.parametrize("worker", WORKERS)
@@ -235,13 +230,9 @@ def test_each_command_that_the_demo_prints_works_as_printed(whole: DemoRun) -> N
     assert (folder / "tried.html").stat().st_size > 10_000
 
 
-def test_results_are_the_same_token_for_token_without_install(
-    whole: DemoRun, alone: dict[str, DemoRun]
-) -> None:
-    bare = alone["bare"]
-    assert bare.code == 0, bare.errors
-    assert list((bare.folder).glob("step_*")) == []
-    assert json.loads(bare.results.read_text()) == json.loads(whole.results.read_text())[:1]
+def test_results_are_those_of_the_dialogues_token_for_token(whole: DemoRun) -> None:
+    model = ensure_model(Path.home() / ".cache/sglang-instrument")
+    assert json.loads(whole.results.read_text()) == taught_results(model, DemoOptions(validate=True))
 
 
 def test_the_model_repeats_its_training_dialogues(whole: DemoRun) -> None:
@@ -315,8 +306,7 @@ def test_the_other_worker_is_seen_waiting_for_a_straggler(whole: DemoRun) -> Non
     assert waited > STRAGGLE_SEC / 2 > waited_for
 
 
-def test_a_tool_that_never_returns_ends_the_demo_and_is_seen_open(alone: dict[str, DemoRun]) -> None:
-    hanging = alone["hanging"]
+def test_a_tool_that_never_returns_ends_the_demo_and_is_seen_open(hanging: DemoRun) -> None:
     assert hanging.code == 1
     assert f"no report for {SILENT_SEC} s" in hanging.errors
     records = hanging.records(1, 0)

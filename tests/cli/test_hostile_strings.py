@@ -80,7 +80,17 @@ def said(request, capsys, monkeypatch):
 def test_no_command_prints_terminal_escape_sequences(command, run, said):
     name, *options = command
     assert "\\x1b" in said(name, run, *options)
-    assert json.loads(said(name, run, *options, "--json"))
+
+
+@pytest.mark.parametrize("command", READING, ids=lambda command: " ".join(map(str, command)))
+def test_json_holds_no_control_characters_and_no_colours(command, run, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    name, *options = map(str, command)
+    assert main([name, str(run), *options, "--json"]) in (0, 1)
+    out, error = capsys.readouterr()
+    assert CONTROLS.findall(out + error) == []
+    assert "Traceback" not in error
+    assert json.loads(out)
 
 
 def test_a_request_that_is_looked_up_is_shown_as_text(run, said):

@@ -2,31 +2,19 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from awaited import lines_of, records_of, wait_for, wait_for_rids
-from logged import own, read_records
+from engine_log import PROMPTS, RIDS, SAMPLING, TOKENS, Served
 from sglang_server import instrumented, model_of_the_demo, start_server
 
-from sglang_instrument.analysis.answers.join import engine_request_table
 from sglang_instrument.analysis.run.opening import open_run
 
 pytestmark = pytest.mark.engine
-
-PROMPTS = [[300 + 7 * number + place for place in range(number % 3 + 2)] for number in range(8)]
-TOKENS = 24
-SAMPLING = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-RIDS = [f"request-{number}" for number in range(len(PROMPTS))]
 
 GREEDY = """
 import json, sys, torch, transformers
@@ -54,29 +42,6 @@ def expected():
     return list(map(json.loads, done.stdout.splitlines()))
 
 
-@dataclass
-class Served:
-    """What a server answered, and the run that it logged."""
-
-    replies: list
-    folder: Path
-
-    @property
-    def records(self):
-        """{file: [record, ...]} of the engine's processes, without control records."""
-        return {path: own(records) for path, records in read_records(self.folder).items()}
-
-    def of(self, path, event):
-        """Return the fields of the records of one event in one file."""
-        return [record.get("extra", {}) for record in self.records[path] if record["event"] == event]
-
-    def lives(self):
-        """Return the join, by rid."""
-        return {
-            row["rid"]: row for row in engine_request_table(open_run(self.folder, cached=False)).to_dicts()
-        }
-
-
 def is_done(folder):
     """Return whether schedulers have logged the result of each batch."""
     counts = (
@@ -91,38 +56,6 @@ def is_quiet(folder):
     before = {path.name: len(lines_of(path)) for path in folder.iterdir()}
     time.sleep(3)
     return before == {path.name: len(lines_of(path)) for path in folder.iterdir()}
-
-
-@pytest.fixture(scope="module")
-def killed(served):
-    """One scheduler, killed while it works on a request."""
-    server, log = served.server, served.log / "engine"
-
-    def ask(number):
-        return server.post("/generate", body(number))
-
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        replies = list(pool.map(ask, range(len(PROMPTS))))
-    for name, event in (("detokenizer_0", "engine_detokenize"), ("server_0", "engine_request")):
-        wait_for_rids(log, f"{name}.jsonl", event, RIDS)
-
-    def ask_in_vain():
-        with suppress(Exception):
-            server.post("/generate", {**body(0, max_new_tokens=480), "rid": "in-vain"})
-
-    asking = threading.Thread(target=ask_in_vain, daemon=True)
-    asking.start()
-    scheduler = log / "scheduler_0_tp0.jsonl"
-    wait_for_rids(log, scheduler.name, "scheduler_admit", ["in-vain"])
-    opened = json.loads(lines_of(scheduler)[0])
-    os.kill(opened["extra"]["pid"], signal.SIGKILL)
-    server.stop()
-    return Served(replies, served.copy_part("killed"))
-
-
-def body(number, **sampling):
-    """Return a request's body."""
-    return {"input_ids": PROMPTS[number], "rid": RIDS[number], "sampling_params": {**SAMPLING, **sampling}}
 
 
 def test_replies_are_what_they_are_without_us(killed, expected):
@@ -206,7 +139,7 @@ def parallel(tmp_path_factory):
         wait_for_rids(log, "detokenizer_0.jsonl", "engine_detokenize", RIDS)
         wait_for(lambda: is_done(log) and is_quiet(log), "an idle engine goes on logging")
     finally:
-        server.stop()
+        server.kill()  # after SIGTERM its controller keeps a core busy for half a minute
     return Served(replies, folder / "logs/run")
 
 

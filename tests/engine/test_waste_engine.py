@@ -81,7 +81,7 @@ CLIENT = """
         sglang_instrument.install()
         two = {"max_new_tokens": 2, "ignore_eos": True}
         post("/generate", {"input_ids": [300, 301], "sampling_params": two})  # outside of any step
-        with sglang_instrument.step(1):
+        with sglang_instrument.step(11):  # no other test logs this one to the servers' run
             step(pathlib.Path(sglang_instrument.status()["folder"]))
         sglang_instrument.uninstall()
 """
@@ -105,6 +105,7 @@ def told(log):
 def run(served):
     """The folder of a run with aborts, and the server's own count of its tokens."""
     server, log = served.server, served.log
+    served.begin_part("waste")
     before = {name: counted(server, name) for name in ("num_requests_total", "generation_tokens_total")}
 
     def since(name):

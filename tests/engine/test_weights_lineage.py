@@ -6,6 +6,7 @@ import time
 
 import pytest
 from awaited import wait_for_rids
+from routed_engines import read
 from sglang_server import model_of_the_demo
 
 from sglang_instrument.analysis import lineage, open_run, weight_updates, weights_findings
@@ -62,6 +63,8 @@ def ask_while_it_is_aborted(script, log):
 def updated(served):
     """What the script got, and the run that the server logged of it."""
     script = Script(served.server)
+    read(served.server, "/flush_cache?timeout=60", "POST")  # else a prefix is in the cache for other tests
+    served.begin_part("weights")
     for rid in ("first", "first again"):
         script.ask(rid, SHARED)
     script.update("1", flush_cache=False)

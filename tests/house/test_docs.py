@@ -88,6 +88,15 @@ def test_the_site_fills_in_every_command_event_and_table(hooks):
     for path in (ROOT / "patches").rglob("*.toml"):
         assert path.read_text().splitlines()[0] in filled
     pages = "\n".join(page.read_text() for page in PAGES)
+    started = hooks.on_page_markdown("{{ ways }}\n\n{{ launches }}")
+    assert len(re.findall(r"^\| .* \| all \|", started, re.MULTILINE)) >= 30
+    for way in (
+        "`os.fork` |",
+        "`multiprocessing.Process` | fork, spawn, forkserver |",
+        "ray | a task, an actor |",
+    ):
+        assert f"| {way}" in started
+    assert "| `srun` | all | one | `SLURM_PROCID` |" in started
     assert set(re.findall(r"^\{\{ (\w+) \}\}$", pages, re.MULTILINE)) == set(hooks._PARTS)
 
 

@@ -40,9 +40,10 @@ while sum(path.read_text().count('"duration_sec"') for path in folder.rglob("*.j
 """
 
 
-def test_decorated_tasks_and_methods_of_actors_lose_no_record(run_script, tmp_path):
-    # A file, as a program is: methods of a class without source, as of `python -c`, are sent as they are.
+@pytest.mark.parametrize("has_source", [True, False])
+def test_decorated_tasks_and_methods_of_actors_lose_no_record(run_script, tmp_path, has_source):
     (tmp_path / "driver.py").write_text(DRIVER)
-    script = run_script("import os, sys; os.execv(sys.executable, [sys.executable, 'driver.py'])")
+    words = ["driver.py"] if has_source else ["-c", DRIVER]
+    script = run_script(f"import os, sys; os.execv(sys.executable, [sys.executable, *{words!r}])")
     events = [record["event"] for file in script.records.values() for record in own(file)]
     assert (events.count("score"), events.count("judged")) == (10, 40)

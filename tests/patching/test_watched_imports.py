@@ -232,3 +232,23 @@ print(watched.__name__, watched.work())
         "def work(): return 3\nreal.work = work\ndel work\n",
     )
     assert recorded == 1
+
+
+@pytest.mark.parametrize("notices", ["si.status()", "import watched_too"])
+def test_a_module_that_a_program_executes_itself_is_patched_at_the_next_status_or_watched_import(
+    same, notices
+):
+    _, recorded = same(
+        f"""
+install()
+spec = importlib.util.find_spec("watched")
+module = importlib.util.module_from_spec(spec)
+sys.modules["watched"] = module
+spec.loader.exec_module(module)
+print(type(spec.loader), vars(spec.loader), module.__loader__ is spec.loader)
+module.work()
+{notices}
+module.work()
+"""
+    )
+    assert recorded == 1

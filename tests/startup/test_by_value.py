@@ -28,6 +28,16 @@ def judged(number):
     import asyncio
     return asyncio.run(judge(number))
 
+class Judge:
+    @instrument("judged by a method", phase="reward")
+    def judge(self, number):
+        return number
+
+method = Judge.judge  # as Ray takes the methods of actors
+
+def traced(number):
+    return method(Judge(), number)
+
 def timed(number):
     with span("timed"):
         return number
@@ -60,9 +70,34 @@ def sent(run_script):
     return send
 
 
-@pytest.mark.parametrize(("name", "event"), [("score", "score"), ("judged", "judged"), ("timed", "timed")])
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [("score", "score"), ("judged", "judged"), ("traced", "judged by a method"), ("timed", "timed")],
+)
 def test_a_function_that_is_unpickled_installs_where_the_switch_is_on(sent, name, event):
     script = sent(name)
+    records = [record for file in script.records.values() for record in own(file)]
+    assert [record["event"] for record in records] == [event] * 5, script.stdout
+
+
+@pytest.mark.parametrize(("name", "event"), [("judged", "judged"), ("traced", "judged by a method")])
+def test_what_a_notebook_defines_records_where_it_is_sent(run_script, name, event):
+    pytest.importorskip("IPython")
+    script = run_script(
+        f"""
+        import subprocess, sys
+        import cloudpickle
+        from IPython.core.interactiveshell import InteractiveShell
+        import sglang_instrument
+        shell = InteractiveShell.instance()
+        assert shell.run_cell({WORK!r}).success
+        sglang_instrument.install()
+        child = [sys.executable, "-c", {HOOK + CHILD!r}]
+        sent = cloudpickle.dumps(shell.user_ns[{name!r}])
+        done = subprocess.run(child, input=sent, capture_output=True)
+        print(done.stdout.decode(), done.stderr.decode())
+        """
+    )
     records = [record for file in script.records.values() for record in own(file)]
     assert [record["event"] for record in records] == [event] * 5, script.stdout
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from logged import read_records
+from ways_to_launch import LAUNCHERS, TORCHRUN
 
 from sglang_instrument.analysis import open_run, read_processes
 from sglang_instrument.launchers import key_of, rank_of
 
-STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
 RANKS = """
 import sys, time
 import sglang_instrument as si
@@ -23,7 +23,7 @@ for number in (1, 2):
             import torch.distributed as dist
             number == 1 and dist.init_process_group("gloo")
             dist.barrier()
-        else:
+        else:  # importing torch takes each process seconds
             time.sleep(0.5)
 """
 
@@ -88,58 +88,50 @@ def described(run):
     return workers, run.health.records, len(run.health.runs), run.health.older, run.health.at_once
 
 
-def torchrun(*options):
+def torchrun(*options, backend=""):
     return lambda number, program: [
         *("-m", "torch.distributed.run", "--nproc-per-node", "2", *options),
         *(("--node-rank", str(number)) if "--nnodes" in options else ()),
-        *(program, "gloo"),
+        *(program, backend),
     ]
 
 
-TWO_NODES = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", "29642")
+SWITCHED = {"SGLANG_INSTRUMENT": "1"}
+FIXED = "torchrun, with a fixed master"
 
 
-@pytest.mark.parametrize(
-    ("options", "nodes", "switch"),
-    [
-        (("--master-port", "29641"), 1, {}),
-        (("--standalone",), 1, {}),
-        (TWO_NODES, 2, {}),
-        (TWO_NODES, 2, {"SGLANG_INSTRUMENT": "1"}),
-    ],
-)
-def test_ranks_of_torchrun_are_one_run(started, options, nodes, switch):
-    pytest.importorskip("torch")
-    run = started(torchrun(*options), *[switch] * nodes)
-    ranks = list(range(2 * nodes))
+def assert_one_run(run, ranks):
     assert described(run) == (ranks, 2 * len(ranks), 1, {}, [])
     processes = read_processes(run.folder)
     assert sorted(facts["rank"] for facts in processes.processes.values()) == ranks
     assert processes.older == []
 
 
+@pytest.mark.parametrize(
+    ("way", "switch"),
+    [
+        *((way, {}) for way in TORCHRUN if way != FIXED),  # which the next test starts, twice
+        ("torchrun on two nodes, with a fixed master", SWITCHED),
+    ],
+)
+def test_ranks_of_torchrun_are_one_run(started, way, switch):
+    pytest.importorskip("torch")
+    options, nodes = TORCHRUN[way]
+    run = started(torchrun(*options), *[switch] * nodes)
+    assert_one_run(run, list(range(2 * nodes)))
+
+
 def test_a_second_launch_with_the_same_master_is_another_run(started):
     pytest.importorskip("torch")
-    first = started(torchrun("--master-port", "29643"), {})
-    run = started(torchrun("--master-port", "29643"), {})
-    assert described(first) == ([0, 1], 4, 1, {}, [])
+    first = started(torchrun(*TORCHRUN[FIXED].options, backend="gloo"), {})
+    assert_one_run(first, [0, 1])
+    run = started(torchrun(*TORCHRUN[FIXED].options), {})
     assert (run.health.records, run.health.at_once) == (4, [])
     assert run.health.older == {first.health.runs[0]: 4}
     assert "the newest of 2" in run.name
 
 
-MPI = {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-host-77@1"}
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        lambda rank: {**STEP, "SLURM_PROCID": rank},
-        lambda rank: {**MPI, "OMPI_COMM_WORLD_RANK": rank},
-        lambda rank: {"PMI_RANK": rank, "PMI_JOBID": "77"},
-        lambda rank: {"RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29644"},
-    ],
-)
+@pytest.mark.parametrize("variables", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_ranks_of_slurm_of_mpi_and_of_a_script_are_one_run(started, variables):
     run = started(lambda _, program: [program], variables("0"), variables("1"))
     assert described(run) == ([0, 1], 4, 1, {}, [])

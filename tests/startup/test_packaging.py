@@ -1,6 +1,7 @@
 """Wheels and sdists contain the whole tree; their start-up hook does nothing without the variable."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from setuptools.errors import CompileError
 
 from sglang_instrument.native.stamps import PARTS
 from sglang_instrument.patching.tables.reading import load_tables
@@ -104,6 +106,14 @@ def test_without_a_compiler_the_wheel_of_an_sdist_is_pure_and_says_why(sdist, tm
     built, said = build("wheel", source, tmp_path / "dist", CC="false", CXX="false")
     assert built.name.endswith("-py3-none-any.whl")
     assert "sglang-instrument stays pure Python: " in said
+
+
+def test_a_compiler_that_fails_is_noticed_before_cython_works_for_seconds(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setattr("Cython.Build.cythonize", lambda *_, **__: pytest.fail("Cython has begun"))
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))
+    with pytest.raises(CompileError, match="false"):
+        hook["compile_into"](tmp_path, list(PARTS.values()))
 
 
 def test_tables_are_found_in_an_installed_wheel(site):

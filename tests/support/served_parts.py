@@ -1,4 +1,7 @@
-"""Read the log of a server that goes on running part by part: each part is a run of its own."""
+"""Read the log of a server that goes on running part by part: each part is a run of its own.
+
+Another server may log to the same folder; its files, `server_0.HOST-PID.jsonl`, are in no part.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,10 @@ class ServedParts:
     parts: Path
     taken_bytes: dict[Path, int] = field(default_factory=dict)
 
+    def begin_part(self, name: str) -> None:
+        """Begin a part here; what other tests logged before is in a part that nobody reads."""
+        self.end_part(f"others before {name}")
+
     def end_part(self, name: str) -> Path:
         """Return the run that was logged since the last part, when each process has written all of it.
 
@@ -40,6 +47,8 @@ class ServedParts:
     def copy_part(self, name: str) -> Path:
         """Return a run of what is in the log and in no earlier part, each file after its first line."""
         for path in self.log.rglob("*.jsonl"):
+            if "." in path.stem:
+                continue
             logged, begin = path.read_bytes(), self.taken_bytes.get(path, 0)
             header, new = logged[: logged.find(b"\n") + 1], logged[begin:]
             if self.server.process.poll() is None:  # else a torn line stays one

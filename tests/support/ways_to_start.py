@@ -34,6 +34,16 @@ def work(label):
     return label
 
 
+def ids_of(way):
+    """Return in words under which ids the tasks of a way are recorded."""
+    if way in REBIND:
+        return "none: the task binds its own"
+    if way == "os.fork":
+        return "those bound at the fork"
+    is_start = any(name in way for name in ("Process,", "threading.Thread", "threading.Timer"))
+    return "those bound at `start()`" if is_start else "those bound at its submit"
+
+
 def tasks_of(way):
     """Return how many tasks a way starts under the same ids."""
     return 8 if way.startswith("joblib") else 1
@@ -75,7 +85,7 @@ def joined(started):
     assert getattr(started, "exitcode", 0) == 0
 
 
-@way("threading.Thread")
+@way("threading.Thread, a target")
 def thread():
     yield lambda label: joined(threading.Thread(target=work, args=(label,)))
 
@@ -115,7 +125,7 @@ def to_thread():
     yield lambda label: asyncio.run(asyncio.to_thread(work, label))
 
 
-@way("loop.run_in_executor")
+@way("loop.run_in_executor, threads")
 def run_in_executor():
     async def run(label):
         await asyncio.get_running_loop().run_in_executor(None, work, label)

@@ -1,23 +1,31 @@
 """Find what a run left unfinished: spans that never ended, and workers that wrote no record."""
 
-from typing import Any
+from typing import Any, Final
 
 from sglang_instrument.analysis.reading.files import last_open_reports
 from sglang_instrument.analysis.run.opening import Run
+
+_OF_SPANS: Final = ("event", "request_id", "turn", "age_sec", "stack")
 
 
 def unended_spans(run: Run) -> list[dict[str, Any]]:
     """Return the spans that the last report of a file names, where its step did not end.
 
+    Those of a child that was killed are there, too, though other children went on writing to its file.
+
     Returns:
-        file; event; request_id and turn, None where none was bound; age_sec when it was reported; stack: the
-        frames in which it stood, the innermost last.
+        file; pid of such a child, None for others; event; request_id and turn, None where none was bound;
+        age_sec when it was reported; stack: the frames in which it stood, the innermost last.
     """
-    keys = ("event", "request_id", "turn", "age_sec", "stack")
-    return [
-        {"file": file.path, **{key: span.get(key) for key in keys}}
+    reports = [
+        (file, None, control.extra.spans or [])
         for file, control in last_open_reports(run.files)
-        for span in control.extra.spans or []
+        if file.path not in {ended.file.path for ended in run.open_at_end}
+    ]
+    return [
+        {"file": file.path, "pid": pid, **{key: span.get(key) for key in _OF_SPANS}}
+        for file, pid, spans in [*reports, *run.open_at_end]
+        for span in spans
         if isinstance(span, dict)
     ]
 

@@ -31,10 +31,11 @@ class Savings:
         events = [name for name in rules.scale if name not in KINDS]
         for name in events:
             _refuse_twice(name, [kind for kind in rules.scale if kind in KINDS])
-        if event_times is None or not events:
-            if events:
-                raise ValueError(f"{events[0]!r} is no kind of work; pass its times as event_times")
-            event_times = pl.DataFrame(schema=_TIMES)
+        if not events:
+            self._saved = pl.DataFrame(schema=_SAVED)
+            return
+        if event_times is None:
+            raise ValueError(f"{events[0]!r} is no kind of work; pass its times as event_times")
         own = event_times.filter(pl.col("role").is_in(roles.implode()))
         for name in events:
             others = event_times.filter(event=name)["role"].unique().sort().to_list()
@@ -48,11 +49,15 @@ class Savings:
 
     def outside_requests(self) -> pl.DataFrame:
         """Return step, validate, worker, saved: the seconds outside of requests."""
+        if self._saved.is_empty():
+            return self._saved.select(*STEP_OF_WORKER, "saved")
         outside = self._saved.filter(pl.col("request_id").is_null())
         return outside.group_by(STEP_OF_WORKER).agg(pl.col("saved").sum())
 
     def factors(self, requests: pl.DataFrame) -> list[Factors]:
         """Return how many times as long the work of each request takes."""
+        if not self._scale:
+            return [Factors()] * len(requests)
         in_engine = [name for name in self._scale if kind_of(name).phase in KINDS["engine"]]
         of_engine = pl.col("event").is_in(in_engine)
         inside = self._saved.filter(pl.col("request_id").is_not_null())
@@ -78,14 +83,13 @@ class Savings:
         return [Factors(max(0.0, engine), max(0.0, others)) for engine, others in factors.iter_rows()]
 
 
-_TIMES: Final = {
-    "role": pl.String,
+_SAVED: Final = {
     "step": pl.Int64,
     "validate": pl.Boolean,
     "worker": pl.Int64,
     "request_id": pl.String,
     "event": pl.String,
-    "sec": pl.Float64,
+    "saved": pl.Float64,
 }
 
 

@@ -29,7 +29,7 @@ from sglang_instrument.analysis.reading.files import (
     newest_runs,
 )
 from sglang_instrument.analysis.reading.launches import at_once
-from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_word, is_over
+from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_word, is_over, names_of
 from sglang_instrument.analysis.run.cache import homes
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs
@@ -201,7 +201,8 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     health.unreadable.update(run.unreadable)
     newest_ns = max(part.changed_ns for part in parts)
     over = is_over(run.base.home, [File("", 0, newest_ns)], headers.members(health.runs))
-    health.ended_abruptly = gone_without_a_word(run.base.home, last, headers.members(health.runs), over)
+    gone = gone_without_a_word(run.base.home, last, headers.members(health.runs), over)
+    health.ended_abruptly = names_of(gone)
     which = describe_runs(headers)
     lost: dict[str, dict[str, None]] = {}  # a path once, of which two pieces may tell
     for one in (run.base.lost, *(part.lost for part in parts)):

@@ -30,35 +30,33 @@ def is_over(folder: Path, files: Sequence[File], runs: Collection[str]) -> bool:
     return (bool(alive) and None not in alive) or time.time() - newest_sec > _SILENT_SEC
 
 
-def ended_abruptly(folder: Path, files: Sequence[File], runs: Collection[str], over: bool) -> list[str]:
-    """Return the names of processes that are gone and did not close their logs.
+def names_of(processes: Collection[Process]) -> list[str]:
+    """Return the names of processes, in order; a name that several had in turn is there for each of them."""
+    return sorted(name for name, _, _ in processes)
+
+
+def gone_without_a_word(
+    folder: Path, last: Mapping[Process, tuple[int, bool]], runs: Collection[str], over: bool
+) -> list[Process]:
+    """Return the processes that are gone and did not close their logs.
 
     A process that exits normally closes its logs; one that is killed, or ends by `os._exit`, `abort` or
     `exec`, does not. Ray and launchers routinely kill processes, so this alone is no fault.
 
     Args:
         folder: The run's folder.
-        files: Its files.
+        last: The `last_words` of its files.
         runs: Ids of its newest runs.
         over: Whether the run is over; until then, processes of other hosts count as running.
     """
-    return gone_without_a_word(folder, last_words(files), runs, over)
-
-
-def gone_without_a_word(
-    folder: Path, last: Mapping[Process, tuple[int, bool]], runs: Collection[str], over: bool
-) -> list[str]:
-    """Return the same as `ended_abruptly`, from the `last_words` of the files of a run."""
     closed = {process: is_closed for process, (_, is_closed) in last.items()}
     for name, facts in _described(folder, runs, "*.json"):  # may be all that there is: the disk was full
         host, pid = facts.get("host"), facts.get("pid")
         if facts.get("log_closed") is False and isinstance(host, str) and isinstance(pid, int):
             closed.setdefault((name, host, pid), False)
     gone = (False, None) if over else (False,)
-    open_still = (process for process, is_closed in closed.items() if not is_closed)
-    return sorted(
-        name for name, host, pid in open_still if is_alive(folder, name, {"host": host, "pid": pid}) in gone
-    )
+    open_still = [process for process, is_closed in closed.items() if not is_closed]
+    return [one for one in open_still if is_alive(folder, one[0], {"host": one[1], "pid": one[2]}) in gone]
 
 
 def last_words(files: Sequence[File]) -> dict[Process, tuple[int, bool]]:

@@ -13,6 +13,7 @@ from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns, epoch_us
 from sglang_instrument.analysis.reading.files import LOOP_BLOCK, TRACKED, Control, File
 from sglang_instrument.analysis.reading.folders import Place
+from sglang_instrument.analysis.reading.last_open import LastReport
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode, drop_invalid_spans
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS
 from sglang_instrument.errors import LogError
@@ -78,6 +79,7 @@ def read_files(
 
 def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "_LineBuffer") -> None:
     run_id = None
+    last_report = LastReport()
     tracked: set[str] = set()
     with open_log(path) as stream:
         for chunk in whole_lines(stream):
@@ -88,15 +90,22 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
             for at in [at for at, line in enumerate(lines) if line.event in _KEPT_WITH_FILE]:
                 line = lines[at]
                 if line.event in CONTROL_EVENTS:
+                    last_report.follow(lines[begun:at])
                     buffer.add(lines[begun:at], place, file, run_id)
                     begun = at + 1
                 if line.event == LOG_OPENED:
                     run_id = line.extra.run_id if line.extra else None
                 if line.event == OPEN_SPANS and line.extra:
                     drop_invalid_spans(line.extra, rejects)
-                if line.event != OPEN_NOW:  # only of use while the run runs, and there are many of them
+                if line.event in CONTROL_EVENTS:
+                    last = last_report.meet(_control(line, run_id))
+                    file.controls += [] if last is None else [last]
+                if line.event != OPEN_NOW:  # the others are of use while the run runs; there are many of them
                     file.controls.append(_control(line, run_id))
+            last_report.follow(lines[begun:])
             buffer.add(lines[begun:], place, file, run_id)
+    last = last_report.end()
+    file.controls += [] if last is None else [last]
     file.tracked = sorted(tracked)
 
 

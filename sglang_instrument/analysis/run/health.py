@@ -36,6 +36,8 @@ class Health:
         outside: Records that belong to no step; `records` includes them.
         ended_abruptly: Processes that are gone and did not close their logs, as after a kill by Ray or a
             launcher; their last records may be missing.
+        open_at_end: What was open in children of the program when they were killed, such as "score of request
+            r7", as far as they had reported it.
         open_spans: `open_spans` records: something hung, for a while or for good.
         read_as: The format of another project's log, in words; "" for our own.
         cannot_show: What logs of this format do not hold, a phrase each.
@@ -61,6 +63,7 @@ class Health:
     missing: list[tuple[int, int]] = field(default_factory=list)
     outside: int = 0
     ended_abruptly: list[str] = field(default_factory=list)
+    open_at_end: list[str] = field(default_factory=list)
     open_spans: int = 0
     pruned: dict[str, int] = field(default_factory=dict)
     read_as: str = ""
@@ -107,6 +110,7 @@ class Health:
         return [
             (self.outside, f"{self.outside:,} {_plural(self.outside, 'record')} outside of any step"),
             (len(self.ended_abruptly), f"{gone} {lost}"),
+            (len(self.open_at_end), f"open when their process ended: {_listed(self.open_at_end)}"),
             (len(self.pruned), f"{_name_pruned(self.pruned)}; their ledgers stay"),
             (len(self.ignored), f"not read: {_listed(self.ignored)}"),
             (len(self.read_as), f"read as {self.read_as}"),

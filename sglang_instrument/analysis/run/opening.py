@@ -15,7 +15,14 @@ from sglang_instrument.analysis.foreign.executor import ForeignExecutor
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_filter
 from sglang_instrument.analysis.reading.folders import Place
-from sglang_instrument.analysis.reading.liveness import ended_abruptly, is_over
+from sglang_instrument.analysis.reading.last_open import Ended, open_at_their_end, spoken
+from sglang_instrument.analysis.reading.liveness import (
+    Process,
+    gone_without_a_word,
+    is_over,
+    last_words,
+    names_of,
+)
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.cache import is_dataset, read_digest
@@ -89,10 +96,20 @@ class Run:
         health.ignored += [] if self.is_dataset else self.executor.list_others()
         if isinstance(self.executor, ForeignExecutor):
             tell_foreign(health, self.executor)
-        health.ended_abruptly = ended_abruptly(
-            self.home, self.files, self.files.members(health.runs), self.is_over
-        )
+        health.ended_abruptly = names_of(self.gone)
+        health.open_at_end = [spoken(span) for ended in self.open_at_end for span in ended.spans]
         return health
+
+    @cached_property
+    def gone(self) -> list[Process]:
+        """The processes that are gone and did not close their logs."""
+        runs = self.files.members(used_runs(self.files))
+        return gone_without_a_word(self.home, last_words(self.files), runs, self.is_over)
+
+    @cached_property
+    def open_at_end(self) -> list[Ended]:
+        """What was open in children that were killed, as far as they had reported it."""
+        return open_at_their_end(self.files, self.gone)
 
     @cached_property
     def is_dataset(self) -> bool:

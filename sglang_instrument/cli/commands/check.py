@@ -21,10 +21,11 @@ something is wrong. A process that did not close its log is listed, but is no er
 Use it after a run, or on a run that hangs. For patches and notices of each process: `status`. When no file
 appears at all: `doctor`.
 
---json prints {"folder", "ok", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
-"stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips": [{"client",
-"server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "without_records":
-[PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "advice", "evidence": {...}}]}."""
+--json prints {"folder", "ok", "health": {...}, "open": [{"file", "pid", "event", "request_id", "turn",
+"age_sec", "stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips":
+[{"client", "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}],
+"without_records": [PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "advice",
+"evidence": {...}}]}."""
 
 _RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
 
@@ -94,4 +95,5 @@ def _describe(span: dict[str, Any]) -> str:
     turn = "" if span["turn"] is None else f", turn {span['turn'] + 1}"
     asked = "" if span["request_id"] is None else f" of request {span['request_id']}{turn}"
     at = f", at {span['stack'][-1]}" if span["stack"] else ""
-    return f"{span['file']}: {span['event']}{asked} was open for {duration(span['age_sec'])}{at}"
+    killed = "" if span["pid"] is None else f" or longer when its process {span['pid']} ended"
+    return f"{span['file']}: {span['event']}{asked} was open for {duration(span['age_sec'])}{killed}{at}"

@@ -4,7 +4,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from sglang_instrument.patching.code_constants import original_of
-from sglang_instrument.patching.decorating import notes
+from sglang_instrument.patching.decorating import notes, rebuilt
 from sglang_instrument.patching.decorating.notes import NOTE, NOTES, Decoration, Note, decorations_of
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.safety.notices import log_swallowed
@@ -41,13 +41,16 @@ def note_again(function: FunctionType, sent: tuple[tuple[Any, ...], ...], rewrit
 def _note(function: FunctionType, note: Note) -> None:
     vars(function)[NOTE] = note
     NOTES[function] = note
+    rebuilt.expect(function)
     spans.at_switch = _switch
     if spans.current_buffer() is not spans.OFF:
+        rebuilt.name_rebuilt()  # those of modules whose import has ended since
         _put(function, note)
 
 
 def _switch(is_on: bool) -> None:
     """Give all decorated functions their rewritten code, or their original code."""
+    rebuilt.name_rebuilt()
     change = _put if is_on else _restore
     for reference in NOTES.keyrefs():  # a list: another thread may decorate
         function = reference()

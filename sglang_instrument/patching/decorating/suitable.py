@@ -6,6 +6,7 @@ from typing import Final
 from weakref import ref
 
 from sglang_instrument.patching.decorating.notes import Decoration
+from sglang_instrument.patching.decorating.rebuilt import is_rebuilt
 
 # Flags of code; the module inspect has them, too, and takes longer to import than all of this package.
 _VARARGS: Final = 4
@@ -34,7 +35,7 @@ def is_suitable(function: FunctionType, code: CodeType, decoration: Decoration) 
 
 
 def _is_suitable(function: FunctionType, code: CodeType, decoration: Decoration) -> bool:
-    if code.co_name == "<lambda>" or not _has_source(function, code):
+    if code.co_name == "<lambda>" or not _has_source(function, code) or is_rebuilt(function, code):
         return False
     is_generator = bool(code.co_flags & _GENERATORS)
     if not (decoration.reads or is_generator):

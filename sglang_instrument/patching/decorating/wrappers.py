@@ -86,10 +86,24 @@ def _wrapper_type() -> Any:
     wrapper_type: Any = wrapt.FunctionWrapper
 
     class BoundWrapper(bound_type):  # type: ignore[misc]
-        """The wrapper as a method of an instance: it pickles as a method does."""
+        """The wrapper as a method of an instance, which pickles as a method does, or as a class gives it.
+
+        Ray takes the methods of actors from their class, and sends functions around them by value.
+        """
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            """The class of what is bound to all but cloudpickle, which would send a bare function."""
+            is_function = self._self_instance is None
+            return BoundWrapper if is_function and cloudpickle_calls() else self.__wrapped__.__class__
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            return getattr, (self._self_instance, self.__name__)
+            if self._self_instance is not None:
+                return getattr, (self._self_instance, self.__name__)
+            wrapper = self._self_parent
+            if _has_own_name(wrapper) and not goes_by_value(wrapper.__wrapped__):
+                return wrapper.__qualname__
+            return _sent(wrapper)
 
     class Wrapper(wrapper_type):  # type: ignore[misc]
         """A wrapper that can be pickled and copied as a function can."""
@@ -104,7 +118,7 @@ def _wrapper_type() -> Any:
         def __reduce_ex__(self, protocol: Any) -> Any:
             if _has_own_name(self) and not goes_by_value(self.__wrapped__):
                 return self.__qualname__
-            return eval, (_UNPICKLE, {"function": self.__wrapped__, "sent": self._self_sent})
+            return _sent(self)
 
         def __copy__(self) -> Any:
             return self
@@ -113,6 +127,10 @@ def _wrapper_type() -> Any:
             return self
 
     return Wrapper
+
+
+def _sent(wrapper: Any) -> Any:
+    return eval, (_UNPICKLE, {"function": wrapper.__wrapped__, "sent": wrapper._self_sent})
 
 
 def _has_own_name(wrapper: Any) -> bool:

@@ -1,5 +1,6 @@
 """Find the tables that come with the package, in a wheel or in a checkout, and read them."""
 
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -46,6 +47,7 @@ def read_table(name: str) -> str:
     return _shipped_root().joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
+@lru_cache(1)  # it is asked for each table
 def _shipped_root() -> "Traversable":
     """Return `patches/`: inside the package in a wheel, beside it in a checkout."""
     inside = resources.files("sglang_instrument") / "patches"

@@ -2,6 +2,8 @@
 
 Up to Python 3.12, `frame.f_locals` fills a dict that the frame keeps: a batch in it lives until the function
 returns, and to clear it takes away what `exec` put there. So each version has its own way around that dict.
+The arguments of measured functions do not suffice: slime's `args` and NeMo-RL's `policy_generation` are
+locals of loops without a probe, and `with step(n)` hands over nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +72,11 @@ _HEAD_WORDS: Final = 9
 
 
 def _by_position() -> Reader:
-    """Python 3.11 has no function for it: read the slots of `_PyInterpreterFrame` in memory."""
+    """Python 3.11 has no function for it, and its collector does not visit frames of running functions.
+
+    So read the slots of `_PyInterpreterFrame` in memory, if its head names the frame's code and globals. Only
+    callers on this thread are read: nothing else runs them meanwhile.
+    """
     import ctypes
 
     word = ctypes.sizeof(ctypes.c_void_p)

@@ -10,9 +10,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from sglang_instrument import launchers
 from sglang_instrument.config import component
 from sglang_instrument.recording.keep.clock import HOST
-from sglang_instrument.recording.measure.identity import file_name
+from sglang_instrument.recording.measure import identity
 from sglang_instrument.recording.safety.notices import notice
 
 _TAKEN: Final = "another process writes it"
@@ -32,28 +33,40 @@ class Claims:
         self._parents = parents
         self._names: dict[tuple[str, int], str] = {}
         self._descriptors: list[int] = []
+        #: Whether children of one program use a name of this process in turn.
+        self.is_shared_in_turn = False
 
     def __len__(self) -> int:
         """Return how many names this process has claimed."""
         return len(self._names)
 
     def name(self, role: str, rank: int) -> str:
-        """Return the name of this process's files: see `file_name`; with `.<host>-<pid>` if that is taken.
+        """Return the name of this process's files: `file_name`'s, with `.<host>-<pid>` if that is taken.
 
-        A forked child has `.<host>-c0`, or the lowest number that no other living child has: a program may
-        fork a process for each reward, and its files stay as few as the children that live at once.
+        A forked child, or one of multiprocessing if the name is taken, has `.<host>-c0`, or the lowest number
+        that no other living child has: a program may start a process for each reward, and its files stay as
+        few as the children that live at once.
 
         Raises:
             OSError: The folder cannot be created; nothing is claimed yet.
         """
         known = self._names.get((role, rank))
         if known is None:
-            os.makedirs(self._folder, exist_ok=True)  # noqa: PTH103 - a forked child has no time for pathlib
-            name = component(file_name(role, rank))
-            is_parents = (role, rank) in self._parents
-            known = self._lowest_free(name) if is_parents else self._or_own(name, self._claim(name))
+            # No pathlib, and no makedirs() that finds its folder: a forked child copies what it touches.
+            if not os.path.isdir(self._folder):  # noqa: PTH112
+                os.makedirs(self._folder, exist_ok=True)  # noqa: PTH103
+            known = self._claimed(component(identity.file_name(role, rank)), role, rank)
             self._names[role, rank] = known
         return known
+
+    def _claimed(self, name: str, role: str, rank: int) -> str:
+        if (role, rank) in self._parents:
+            return self._lowest_free(name)
+        reason = self._claim(name)
+        # An engine's processes live long, and are looked for by their pid.
+        if reason == _TAKEN and role not in identity.ENGINE_ROLES and launchers.is_child():
+            return self._lowest_free(name)
+        return self._or_own(name, reason)
 
     def held(self) -> list[tuple[str, int, str]]:
         """Return (role, rank, name) of each claim, the first one first."""
@@ -73,6 +86,7 @@ class Claims:
             reason = self._claim(f"{name}.{HOST}-c{number}")
             if reason != _TAKEN:
                 break
+        self.is_shared_in_turn = not reason
         return f"{name}.{HOST}-c{number}" if not reason else self._or_own(name, reason)
 
     def _or_own(self, name: str, reason: str) -> str:

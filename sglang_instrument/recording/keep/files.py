@@ -11,6 +11,7 @@ from typing import Any, Final
 import orjson
 
 from sglang_instrument import schema
+from sglang_instrument.recording.keep import presence
 from sglang_instrument.recording.keep.clock import HOST, Clock
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.file_locks import Claims
@@ -121,6 +122,10 @@ class Files:
         """Return (role, rank) of the files that this process writes."""
         return {(role, rank) for role, rank, _ in self._claims.held()}
 
+    def is_described_in_turn(self) -> bool:
+        """Return whether this process has described itself under a name that children use in turn."""
+        return self._claims.is_shared_in_turn and bool(self.described)
+
     def abandon(self) -> None:
         """Close all files without writing to them, as a forked child does with its parent's files."""
         self._abandon_inherited()
@@ -187,6 +192,8 @@ class Files:
                 write_anew(new, content)
                 new.replace(path)
                 self.described[os.fsencode(path)] = content
+                if self._claims.is_shared_in_turn:  # the next child replaces what links both descriptions
+                    presence.forget(self._folder)
             except Exception as error:  # a missing description must not stop the records
                 notice("process file", f"{path} cannot be written: {error}")
 

@@ -27,11 +27,18 @@ class Presence:
     Args:
         folder: The run's folder.
         describe: Returns the description of this process.
+        is_described: Returns whether it has described itself as a child that recorded.
     """
 
-    def __init__(self, folder: Path, describe: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        describe: Callable[[], Mapping[str, Any]],
+        is_described: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._folder = folder
         self._describe = describe
+        self._is_described = is_described
         self._lock = RLock()  # a signal handler may import, and so patch, while the thread starts
         self._thread: Thread | None = None
         self._is_news = False
@@ -71,14 +78,26 @@ class Presence:
                     return
                 self._is_news = False
             try:
-                self._write()
+                if not self._is_described():
+                    self._write()
+                if self._is_described():  # meanwhile
+                    forget(self._folder)
             except Exception as error:  # for a disk that cannot be written, `Files` logs the lost records
                 log_swallowed("saying that this process was reached", error)
 
     def _write(self) -> None:
         facts = make_encodable({"role": None, "rank": None, **self._describe()})
-        path = self._folder / "processes" / "reached" / f"{HOST}-{os.getpid()}.json"
+        path = _path_in(self._folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
         write_anew(new, orjson.dumps(facts, option=orjson.OPT_INDENT_2))
         new.replace(path)
+
+
+def forget(folder: Path) -> None:
+    """Delete the file of this process, which has described itself as one that recorded."""
+    _path_in(folder).unlink(missing_ok=True)
+
+
+def _path_in(folder: Path) -> Path:
+    return folder / "processes" / "reached" / f"{HOST}-{os.getpid()}.json"

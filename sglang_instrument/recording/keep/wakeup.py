@@ -1,6 +1,5 @@
 """Let the encoder's thread sleep, and wake it."""
 
-import contextlib
 import queue
 from collections.abc import Callable
 from typing import Any, Final
@@ -40,9 +39,11 @@ class Wakeup:
         return most_ticks
 
     def _forget_wakes(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
+        while not self._wakes.empty():
+            try:
                 self._wakes.get_nowait()
+            except queue.Empty:  # a second thread has taken it
+                return
 
 
 class WakingBuffer:

@@ -70,7 +70,7 @@ class Writer:
         # Called when the last open span ends.
         self._all_closed: Callable[[], object] | None = self._wakeup.wake
         self._starting = OneAtATime()  # starting the threads, or writing without them
-        self._thread = OwnThread(self._run, "sglang_instrument-writer")
+        self._thread = OwnThread(self._run, "sglang_instrument-writer", is_bare=young_sec > 0)
         self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes itself stops
         self._flushes: list[tuple[Job | None, Event]] = []
         self._tick_sec = TICK_SEC

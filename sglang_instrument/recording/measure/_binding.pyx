@@ -9,7 +9,7 @@ not at all, and leaving it unbinds them.
 
 cimport cython
 
-from sglang_instrument.recording.measure._context cimport Bound, Context, bind_on, current_context
+from sglang_instrument.recording.measure._context cimport ASK, ASK_IF_NOT_CURRENT, NO, Bound, Context, bind_on, current_context
 
 include "sglang_instrument/native/module.pxi"
 
@@ -40,7 +40,7 @@ cdef class Binding:
         try:
             bound = self.taken()
             if bound is not None:
-                bound.undo()
+                bound.undo(ASK if error is GeneratorExit else ASK_IF_NOT_CURRENT)
         except BaseException:
             log_swallowed("unbinding ids")
 
@@ -54,7 +54,7 @@ cdef class Binding:
                 self.others = {}
             self.others[<size_t><void*>bound.context] = bound
         except BaseException:
-            bound.undo()
+            bound.undo(NO)
             raise
         return 0
 

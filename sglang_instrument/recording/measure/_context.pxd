@@ -2,6 +2,12 @@
 
 from sglang_instrument.recording.measure._tasks cimport Task
 
+cdef enum LiesInGenerator:  # whether a block lies in a generator; asking the running frame takes long
+    NO
+    YES
+    ASK
+    ASK_IF_NOT_CURRENT
+
 cdef class Context:
     cdef public object worker
     cdef public object step
@@ -17,10 +23,12 @@ cdef class Context:
     cdef public Context outer  # the context that was bound before
     cdef public bint ended  # whether its block has ended
     cdef public bint opened  # whether its block is one of the scope's open blocks
+    cdef public bint left  # whether another task has left its block
 
 cdef class Bound:
     cdef readonly Context context
-    cdef int undo(self) except -1
+    cdef int undo(self, LiesInGenerator where) except -1
 
 cdef Context current_context()
+cpdef Context skip_left(Context context)  # unsets what other tasks have left; returns the current context
 cdef Bound bind_on(dict changes, bint root)  # binds all, or raises and binds nothing

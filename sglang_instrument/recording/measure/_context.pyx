@@ -23,6 +23,22 @@ cdef extern from *:
     """
     const size_t TOKEN_BYTES "sglang_instrument_token_bytes()"
 
+cdef extern from *:
+    """
+    /* Whether the Python code that calls, which left a `with` block, is that of a generator. */
+    static int sglang_instrument_in_generator(void) {
+        PyFrameObject *frame = PyEval_GetFrame();
+        PyCodeObject *code;
+        int flags;
+        if (frame == NULL) return 0;
+        code = PyFrame_GetCode(frame);
+        flags = code->co_flags;
+        Py_DECREF(code);
+        return (flags & (CO_GENERATOR | CO_ASYNC_GENERATOR)) != 0;
+    }
+    """
+    bint in_generator "sglang_instrument_in_generator"() noexcept
+
 # connect() sets these, from recording/measure/context.py.
 cdef object to_identifier = None
 cdef object to_integer = None
@@ -80,20 +96,61 @@ UNBOUND, CURRENT = NOTHING_BOUND, variable
 cdef class Bound:
     """A context that was set; see recording/measure/context.py."""
 
-    cdef int undo(self) except -1:
+    cdef int undo(self, LiesInGenerator where) except -1:
         cdef Context context = self.context
         cdef Context current = current_context()
         try:
-            if not context.ended and context.outer is not None and encloses(context, current):
+            if context.ended or context.outer is None:
+                pass
+            elif current is context and (where == NO or where == ASK_IF_NOT_CURRENT):
                 put(context.outer)
-                end_blocks_within(context, current)
+            else:
+                unset(context, current, where == YES or (where != NO and in_generator()))
         finally:
             end_block(context)
         return 0
 
-    def pop(self):
+    def pop(self, bint in_generator=False):
         """Unset the context, and count its block as ended; see recording/measure/context.py."""
-        self.undo()
+        self.undo(YES if in_generator else NO)
+
+
+cdef int unset(Context context, Context current, bint in_generator) except -1:
+    cdef bint is_here = encloses(context, current)
+    if not is_here or (in_generator and context.bound_by_task is not running_task(context)):
+        context.left = True  # the task that bound it unsets it when it binds or records again
+    if current is not context and in_generator:
+        take_out(context, current)
+    elif is_here:
+        put(context.outer)
+        end_blocks_within(context, current)
+    return 0
+
+
+cdef int take_out(Context context, Context current) except -1:
+    """Take a context out from those that enclose the current one."""
+    while current.outer is not None and current.outer is not context:
+        current = current.outer
+    if current.outer is context:
+        current.outer = context.outer
+    return 0
+
+
+cpdef Context skip_left(Context context):
+    """Unset the contexts that this task has bound and other tasks have left; return the current one."""
+    cdef Context current = context
+    while current is not None and current.left and current.bound_by_task is running_task(context):
+        current = current.outer
+    if current is None:
+        current = NOTHING_BOUND
+    if current is not context and current_context() is context:
+        put(current)
+    return current
+
+
+cdef Task running_task(Context inherited):
+    cdef Task task = current_task(inherited.bound_by_task)
+    return thread_task_of(PyThread_get_thread_ident()) if task is None else task
 
 
 cdef bint encloses(Context context, Context current) noexcept:
@@ -173,7 +230,8 @@ cdef Context derived(Context before, dict changes):
 
 cdef Bound bind_on(dict changes, bint root):
     """Bind on top of the current context, or, with `root`, of an empty one."""
-    cdef Context outer = current_context()
+    cdef Context current = current_context()
+    cdef Context outer = skip_left(current) if current.left else current
     cdef Context before = NOTHING_BOUND if root else outer
     cdef Context context = derived(before, changes)
     cdef Bound bound = Bound.__new__(Bound)
@@ -190,7 +248,7 @@ cdef Bound bind_on(dict changes, bint root):
         elif context.scope is not before.scope and before.scope is not None:
             open_within(context, context.scope, before.scope)
     except BaseException:
-        bound.undo()
+        bound.undo(NO)
         raise
     return bound
 

@@ -19,6 +19,7 @@ cdef extern from *:
     """
     int raise_pending "sglang_instrument_pending"() except -1
 
+from sglang_instrument.recording.measure._context cimport Context, skip_left
 from sglang_instrument.recording.measure._tasks cimport Task, look_up_task, now_ns, some_task_runs, task_here
 
 include "sglang_instrument/native/module.pxi"
@@ -85,7 +86,8 @@ cdef class Span:
     cdef int begin(self, object event, object extra, object phase, long long waited_ns) except -1:
         self.event, self.extra, self.phase = event, extra, phase
         self.waited_ns = waited_ns
-        self.context = context_now()
+        cdef Context context = <Context?>context_now()
+        self.context = skip_left(context) if context.left else context
         self.thread = PyThread_get_thread_ident()
         self.start = now_ns()
         return 0

@@ -3,18 +3,23 @@
 An exception of the program, such as Ctrl-C, may interrupt entering or leaving a block. If it interrupts the
 entering, nothing stays bound. If it interrupts the leaving, the ids may stay bound: the next block that ends
 around it, or begins after it, drops them. In `_binding.pyx` neither can be interrupted.
+
+A forked child goes on inside the blocks in which it was forked, and leaves them.
 """
 
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 from msgspec import Struct, field
 
 from sglang_instrument import native
-from sglang_instrument.recording.measure.context import CURRENT, Bound, push
+from sglang_instrument.recording.measure.context import CURRENT, Bound, Context, push
 from sglang_instrument.recording.measure.losses import log_swallowed_now
+from sglang_instrument.recording.measure.scopes import Scope, forget_scope, keep_scope
 from sglang_instrument.recording.measure.values import Identifier
+
+_GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR: importing inspect takes long
 
 
 class Binding(Struct, eq=False):
@@ -38,14 +43,20 @@ class Binding(Struct, eq=False):
     def __exit__(self, *exception: object) -> None:
         bound = None
         try:
-            bound = self.bounds.pop(id(CURRENT.get()), None)
+            current = CURRENT.get()
+            bound = self.bounds.pop(id(current), None)
             if bound is None and self.bounds:  # another task than the one that entered the block leaves it
                 _, bound = self.bounds.popitem()
             if bound is not None:
-                bound.pop()
+                is_usual = bound.context is current and (not exception or exception[0] is not GeneratorExit)
+                bound.pop(not is_usual and _lies_in_generator(sys._getframe(1)))
         except BaseException:
             _undo(bound)
             log_swallowed_now("unbinding ids")
+
+
+def _lies_in_generator(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & _GENERATORS)
 
 
 def _undo(bound: Bound | None) -> None:
@@ -107,6 +118,39 @@ def bind(
 def step(number: int) -> Binding:
     """Bind a training step for a block, as in `with step(12): ...`."""
     return bind(step=number)
+
+
+_inherited: list[Scope] = []
+
+
+def keep_inherited() -> None:
+    """In a forked child, count the blocks around the fork as open; those of other threads are gone.
+
+    The scopes begin without records: those so far are the parent's.
+    """
+    _inherited.clear()
+    context: Context | None = CURRENT.get()
+    while context is not None:
+        if context.scope is not None and context.opened and not context.ended:
+            inherit(context.scope)
+        context = context.outer
+
+
+def inherit(scope: Scope) -> None:
+    """Count one more block of this scope as inherited."""
+    if scope not in _inherited:
+        _inherited.append(scope)
+        scope.open = scope.written = scope.dropped = scope.sampled_out = 0
+        scope.ended = False
+        keep_scope(scope)
+    scope.open += 1
+
+
+def forget_inherited() -> None:
+    """Forget these blocks: the child begins with work of its own, and never leaves them."""
+    for scope in _inherited:
+        forget_scope(scope)
+    _inherited.clear()
 
 
 native.use_compiled(globals(), "Binding", "bind")

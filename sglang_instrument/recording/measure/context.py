@@ -25,8 +25,8 @@ class Context(Struct, gc=False, eq=False):
     `extra` is {"request_id": ..., "turn": ...}; `shared_json` is the encoder's cache (see `LineEncoder`).
     `bound_by_task` is the task that bound it: it has spawned the other tasks with this context. `outer` is
     the context that was bound before; `ended` says that the block has ended, though spawned tasks may keep
-    the context; `opened` that the block is one of the scope's open blocks. `block` is a weak reference to the
-    block's `Bound`.
+    the context; `opened` that the block is one of the scope's open blocks; `left` that the block was left in
+    another task, where it could not be unset. `block` is a weak reference to the block's `Bound`.
     """
 
     worker: int | None = None
@@ -42,6 +42,7 @@ class Context(Struct, gc=False, eq=False):
     outer: "Context | None" = None
     ended: bool = False
     opened: bool = False
+    left: bool = False
     block: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,27 +76,59 @@ class Bound(Struct, eq=False, weakref=True):
 
     context: Context
 
-    def pop(self) -> None:
+    def pop(self, in_generator: bool = False) -> None:
         """Unset the context, and count its block as ended, with the blocks inside that stayed bound.
 
-        It may be called again: an exception of the program may interrupt it anywhere.
+        It may be called again: an exception of the program may interrupt it anywhere. `in_generator` says
+        that the block lies in a generator: blocks inside may be its consumer's, and go on.
         """
         context, current = self.context, CURRENT.get()
         try:
-            if not context.ended and context.outer is not None and encloses(context, current):
-                end_blocks_within(context, current)
-                put(CURRENT, context.outer)
+            if current is context and not in_generator and not context.ended:
+                put(CURRENT, context.outer or UNBOUND)
+            elif not context.ended and context.outer is not None:
+                _unset(context, current, in_generator)
         except MemoryError:
             end_block(context)
             raise
         end_block(context)
 
 
-def encloses(context: Context, current: Context | None) -> bool:
-    """Return whether `context` is the current one, or encloses it.
+def _unset(context: Context, current: Context, in_generator: bool) -> None:
+    is_here = encloses(context, current)
+    if not is_here or (in_generator and context.bound_by_task is not _running_task(context)):
+        context.left = True  # the task that bound it unsets it when it binds or records again
+    if current is not context and in_generator:
+        _take_out(context, current)
+    elif is_here:
+        end_blocks_within(context, current)
+        put(CURRENT, context.outer or UNBOUND)
 
-    If not, its block was entered in another task or context: there is nothing to undo in this one.
-    """
+
+def _take_out(context: Context, current: Context) -> None:
+    """Take a context out from those that enclose the current one."""
+    while current.outer is not None and current.outer is not context:
+        current = current.outer
+    if current.outer is context:
+        current.outer = context.outer
+
+
+def skip_left(context: Context) -> Context:
+    """Unset the contexts that this task has bound and other tasks have left; return the current one."""
+    current: Context | None = context
+    while current is not None and current.left and current.bound_by_task is _running_task(context):
+        current = current.outer
+    if current is not None and current is not context and CURRENT.get() is context:
+        put(CURRENT, current)
+    return current or UNBOUND
+
+
+def _running_task(inherited: Context) -> Task:
+    return tasks.current(inherited.bound_by_task) or tasks.thread_task(get_ident())
+
+
+def encloses(context: Context, current: Context | None) -> bool:
+    """Return whether `context` is the current one, or encloses it; if not, it was bound in another task."""
     while current is not None and current is not context:
         current = current.outer
     return current is not None
@@ -124,6 +157,7 @@ def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
         root: Whether to ignore the current context, and start from an empty one.
     """
     outer = _drop_interrupted(CURRENT.get())
+    outer = skip_left(outer) if outer.left else outer
     before = UNBOUND if root else outer
     context = derive(before, changes)
     skip_ended(outer)
@@ -311,4 +345,6 @@ def forget_all() -> None:
     tasks.forget_tasks()
 
 
-native.use_compiled(globals(), "Context", "UNBOUND", "CURRENT", "Bound", "push", "derive", "take_ended")
+native.use_compiled(
+    globals(), "Context", "UNBOUND", "CURRENT", "Bound", "push", "derive", "take_ended", "skip_left"
+)

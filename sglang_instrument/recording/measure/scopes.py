@@ -70,7 +70,16 @@ def current_scope() -> Scope:
 
 def forget_scope(scope: Scope) -> None:
     """Forget a scope whose file was closed; later records of that step get a new scope."""
-    _scopes.pop((scope.role, scope.worker, scope.step, scope.validate, scope.bound), None)
+    _scopes.pop(_key_of(scope), None)
+
+
+def keep_scope(scope: Scope) -> None:
+    """Use this scope for its ids from now on."""
+    _scopes[_key_of(scope)] = scope
+
+
+def _key_of(scope: Scope) -> tuple[str, int, int | None, bool, bool]:
+    return scope.role, scope.worker, scope.step, scope.validate, scope.bound
 
 
 def forget_scopes() -> None:

@@ -1,12 +1,11 @@
 """Time a block and append it to the buffer: the hot path, a fraction of a microsecond.
 
-A span is one small Struct that is its own record. C code reads its context and its start while it is
-constructed; its end appends it to a list that the encoder's thread empties. Nothing here does I/O, logs, or
-takes a lock.
+A span is one small Struct that is its own record. C code reads its context and its start; its end appends it
+to a list that the encoder's thread empties. Nothing here does I/O, logs, or takes a lock.
 
 `_spans.pyx`, if compiled, replaces this module and must behave the same. It includes `_losses.pxi` and
-`_open_spans.pxi`, the counterparts of `losses.py` and `open_spans.py`; `_calls.pxi`, which has `span` and
-`event`; and `_blocks.pxi`, which has no counterpart: it lets `with` enter a span without bound methods.
+`_open_spans.pxi`, counterparts of `losses.py` and `open_spans.py`; `_calls.pxi`, with `span` and `event`; and
+`_blocks.pxi`, without counterpart, which lets `with` enter a span without bound methods.
 """
 
 from _thread import get_ident
@@ -23,7 +22,7 @@ from sglang_instrument.recording.measure import gpu_sync, losses, open_spans, ta
 from sglang_instrument.recording.measure.buffers import OFF as OFF
 from sglang_instrument.recording.measure.buffers import Buffer as Buffer
 from sglang_instrument.recording.measure.buffers import Off as Off
-from sglang_instrument.recording.measure.context import CURRENT, Context
+from sglang_instrument.recording.measure.context import CURRENT, Context, skip_left
 from sglang_instrument.recording.measure.error_names import log_error_messages as log_error_messages
 from sglang_instrument.recording.measure.error_names import name_error as name_error
 from sglang_instrument.recording.measure.losses import dropped_records as dropped_records
@@ -39,9 +38,7 @@ from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
 running_tasks: Any = tasks.running  # asyncio's, once a buffer is in use; cached here to save a lookup
 at_entry: Callable[[Any], object] | None = None  # if set, is called with each entered span
-at_switch: Callable[[bool], object] | None = (
-    None  # if set, is called when recording begins or ends: is it on?
-)
+at_switch: Callable[[bool], object] | None = None  # if set, is called with whether recording is on now
 buffer: Buffer = OFF
 
 
@@ -70,6 +67,8 @@ class Span(Struct, gc=False, eq=False):
         if self.entered:
             return cast("Span", enter_again(self))
         self.entered = True
+        if self.context.left:
+            self.context = skip_left(self.context)
         if at_entry is not None:
             _tell_entry(self)
         if running_tasks:
@@ -232,9 +231,7 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
         if phase is not None:
             phase = text(phase)
             return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)
-        if extra:
-            return kind(event, reduce(extra))
-        return kind(event)
+        return kind(event, reduce(extra)) if extra else kind(event)
     except BaseException:
         drop_record("beginning a span")
         return LOST
@@ -252,6 +249,8 @@ def event(name: str, /, *, phase: str | None = None, **extra: Any) -> None:
 
 def record(point: Span) -> None:
     """Append a span that was not used as a block: an instant event, or one with times set by hand."""
+    if point.context.left:
+        point.context = skip_left(point.context)
     if at_entry is not None:
         _tell_entry(point)
     if running_tasks:

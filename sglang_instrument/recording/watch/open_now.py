@@ -140,7 +140,7 @@ def _count(spans: list[Span], found: _Found) -> None:
             scope = unbound = unbound or scope_for(None, None, None, False)
         if scope is not last:
             last, seen = scope, _seen(scope, found)
-            events, innermost = seen.events, seen.innermost
+            events, innermost, outermost = seen.events, seen.innermost, seen.outermost
         try:
             event = events[span.event]
         except (KeyError, TypeError):  # the first span of its event, or a name that is no text
@@ -151,6 +151,7 @@ def _count(spans: list[Span], found: _Found) -> None:
             request = _request_of(span)
         if event.phase != "request":
             innermost.setdefault(request, span)
+            outermost[request] = span
         else:
             seen.add_request(span, innermost.pop(request, span))
 
@@ -181,15 +182,17 @@ class _Open:
         events: Its events by name.
         own_phases: The phases of events that the vocabulary does not know.
         innermost: The newest span of each request whose own span was not counted yet.
+        outermost: The oldest span of each request, without those of the phase request.
         oldest: The oldest requests, each with its innermost span.
     """
 
-    __slots__ = ("events", "innermost", "oldest", "own_phases")
+    __slots__ = ("events", "innermost", "oldest", "outermost", "own_phases")
 
     def __init__(self) -> None:
         self.events: dict[str, _Event] = {}
         self.own_phases: dict[str, str] = {}
         self.innermost: dict[Any, Span] = {}
+        self.outermost: dict[Any, Span] = {}
         self.oldest: deque[tuple[Span, Span]] = deque(maxlen=_OLDEST)
 
     def add_request(self, request: Span, innermost: Span) -> None:
@@ -207,13 +210,23 @@ class _Open:
         fields: dict[str, Any] = {
             "open": {event.name: event.count for event in events},
             "requests": {event.name: event.requests for event in events if event.requests},
-            "oldest": [self._described(*one) for one in sorted(self.oldest, key=_start)],
+            "oldest": [self._described(*one) for one in self._oldest()],
         }
         if self.own_phases:
             fields["phases"] = self.own_phases
         if uncounted:
             fields["uncounted"] = uncounted
         return fields
+
+    def _oldest(self) -> list[tuple[Span, Span]]:
+        """Return the oldest requests, each with its innermost span; in place of its own span its outermost.
+
+        The span of a request may be open in another process, which has started this one for its reward.
+        """
+        named = {_request_of(request) for request, _ in self.oldest}
+        last = list(islice(reversed(self.innermost.items()), _PART))  # the oldest were counted last
+        others = [(self.outermost[key], span) for key, span in last if _is_id(key) and key not in named]
+        return sorted([*self.oldest, *others], key=_start)[:_OLDEST]
 
     def _described(self, request: Span, innermost: Span) -> dict[str, Any]:
         request_id, turn = _id_of(request), _field(innermost, "turn", innermost.context.turn)
@@ -253,6 +266,10 @@ def _id_of(span: Span) -> Any:
     return _field(span, "request_id", span.context.request_id)
 
 
+def _is_id(request_id: Any) -> bool:
+    return type(request_id) is str or type(request_id) is int
+
+
 def _field(span: Span, name: str, bound: Any) -> Any:
     """Return a field of an open span: its own, or else the bound one."""
     extra = span.extra
@@ -262,7 +279,7 @@ def _field(span: Span, name: str, bound: Any) -> Any:
 def _request_of(span: Span) -> Any:
     """Return what tells a span's request from others: its id, or else its task."""
     request_id = _id_of(span)
-    if type(request_id) is str or type(request_id) is int:
+    if _is_id(request_id):
         return request_id
     if request_id is None:
         return (span.thread if span.task is None else id(span.task),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, Final
 
@@ -18,6 +18,9 @@ _CAPS_AT: Final = (0.5, 0.75, 0.9, 0.99)  # quantiles of the response tokens
 _OVERSAMPLE: Final = (None, 0.1, 0.25, 0.5)
 _MOST_TURNS: Final = 3  # positions of the slider besides "as recorded"
 _MOST_ROWS: Final = 12_000  # turns: the model runs about twenty times on them
+
+#: The most tokens, the most turns, and the share of requests beyond those that are needed.
+Position = tuple[int | None, int | None, float | None]
 
 
 def whatif_grid(digest: Digest, progress: Callable[[int, int], object] | None = None) -> dict[str, Any]:
@@ -38,33 +41,42 @@ def whatif_grid(digest: Digest, progress: Callable[[int, int], object] | None = 
     of_steps = digest.steps["step"].n_unique()
     model = Model(chosen)
     caps, turns = _caps(chosen) if model.has_tokens else [None], _turns(chosen)
-    positions = list(product(caps, turns, _OVERSAMPLE))
-    answers: dict[str, Any] = {"steps": [], "recorded_sec": [], "cells": []}
-    for number, (max_tokens, max_turns, oversample) in enumerate(positions):
-        if progress is not None:
-            progress(number, len(positions))
-        table = model.predict(Rules(max_tokens=max_tokens, max_turns=max_turns, oversample=oversample))
-        answers["steps"], answers["recorded_sec"] = table["step"].to_list(), table["recorded_sec"].to_list()
-        answers["cells"].append(_cell(table))
+    positions: list[Position] = list(product(caps, turns, _OVERSAMPLE))
+    table = model.predict_each(_rules(positions, progress))
+    recorded = table.filter(pl.col("number") == 0)
+    answers = {
+        "steps": recorded["step"].to_list(),
+        "recorded_sec": recorded["recorded_sec"].to_list(),
+        "cells": _cells(table),
+    }
     sliders = {"max_tokens": caps, "max_turns": turns, "oversample": list(_OVERSAMPLE)}
     counts = {"of_steps": of_steps, "workers": workers}
     return {**sliders, **answers, **counts, "assumptions": list(ASSUMPTIONS)}
 
 
-def _cell(table: pl.DataFrame) -> dict[str, Any]:
+def _rules(positions: Sequence[Position], progress: Callable[[int, int], object] | None) -> Iterator[Rules]:
+    """Yield the rules of each position, and report the progress before each."""
+    for number, (max_tokens, max_turns, oversample) in enumerate(positions):
+        if progress is not None:
+            progress(number, len(positions))
+        yield Rules(max_tokens=max_tokens, max_turns=max_turns, oversample=oversample)
+
+
+def _cells(table: pl.DataFrame) -> list[dict[str, Any]]:
     requests = pl.col("requests")
-    means = table.select(
+    means = table.group_by("number", maintain_order=True).agg(
+        predicted_sec=pl.col("predicted_sec"),
         requests=requests.sum(),
         cut=pl.col("cut").sum(),
         reward_all=(pl.col("reward_all") * requests).sum()
         / requests.filter(pl.col("reward_all").is_not_null()).sum(),
         reward_cut=(pl.col("reward_cut") * pl.col("cut")).sum()
         / pl.col("cut").filter(pl.col("reward_cut").is_not_null()).sum(),
-    ).row(0, named=True)
-    return {
-        "predicted_sec": table["predicted_sec"].to_list(),
-        **{name: _finite(value) for name, value in means.items()},
-    }
+    )
+    return [
+        {name: _finite(value) for name, value in cell.items()}
+        for cell in means.drop("number").iter_rows(named=True)
+    ]
 
 
 def _finite(value: Any) -> Any:

@@ -7,6 +7,7 @@ import gzip
 import importlib.util
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +55,30 @@ def render(
         packed: The packed spans of the steps with a timeline, by the step's key.
         version: Of this package.
     """
+    facts = {
+        **told,
+        "phases": list(COLOURED),
+        "parts_of_phases": [part_of(phase) for phase in COLOURED],
+        "part_names": list(PART_COLOURS),
+        "chain": story["chain"],
+        "title": story["title"],
+    }
+    page = _templates().get_template("report.html")
+    return page.render(
+        story=story,
+        told=told,
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        version=version,
+        style=as_css() + _read("style.css"),
+        scripts=[_read(name) for name in SCRIPTS],
+        facts=_packed(as_json(facts)),
+        spans={key: _packed(raw) for key, raw in packed.items()},
+        plotly=_packed_plotly(),
+    )
+
+
+@lru_cache(1)  # compiling the templates takes a tenth of a second
+def _templates() -> Environment:
     pages = Environment(
         loader=PackageLoader("sglang_instrument.report.html"),
         autoescape=True,
@@ -69,25 +94,7 @@ def render(
         "bytes": short_bytes,
         "short_count": short_count,
     }
-    facts = {
-        **told,
-        "phases": list(COLOURED),
-        "parts_of_phases": [part_of(phase) for phase in COLOURED],
-        "part_names": list(PART_COLOURS),
-        "chain": story["chain"],
-        "title": story["title"],
-    }
-    return pages.get_template("report.html").render(
-        story=story,
-        told=told,
-        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        version=version,
-        style=as_css() + _read("style.css"),
-        scripts=[_read(name) for name in SCRIPTS],
-        facts=_packed(as_json(facts)),
-        spans={key: _packed(raw) for key, raw in packed.items()},
-        plotly=_packed(_plotly()),
-    )
+    return pages
 
 
 def _packed(raw: bytes) -> str:
@@ -97,6 +104,11 @@ def _packed(raw: bytes) -> str:
 
 def _read(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+@lru_cache(1)  # packing takes a quarter of a second
+def _packed_plotly() -> str:
+    return _packed(_plotly())
 
 
 def _plotly() -> bytes:

@@ -196,6 +196,81 @@ def test_a_forked_child_writes_its_own_file_and_leaves_its_parents_alone(run_scr
     assert [record["event"] for record in files["step_1/worker_0.jsonl"]].count("step_closed") == 1
 
 
+@pytest.mark.parametrize("durability", ["buffered", "line"])
+def test_a_child_that_is_forked_inside_a_step_goes_on_inside_it_and_ends_it(run_script, durability):
+    script = run_script(
+        """
+        import os, sys, threading, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import sglang_instrument as si
+
+        si.install()
+
+        def other():
+            with si.step(7):
+                si.event("other")
+                held.set()
+                over.wait()
+
+        held, over = threading.Event(), threading.Event()
+        thread = threading.Thread(target=other)
+        thread.start()
+        held.wait()
+        child = None
+        with si.step(1), si.bind(worker=2):
+            si.event("did", index=0)
+            si.event("did", index=1)
+            with si.step(1):
+                child = os.fork()
+                si.event("did", index=-1 if child == 0 else 2)
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+        else:
+            si.event("after")
+            assert si.flush(600)
+            os._exit(0)
+        over.set()
+        thread.join()
+        """,
+        SGLANG_INSTRUMENT_DURABILITY=durability,
+    )
+    child = f"worker_2.{os.uname().nodename}-c0.jsonl"
+    files = script.records
+    assert f"step_7/worker_0.{os.uname().nodename}-c0.jsonl" not in files
+    for path, written in (("step_1/worker_2.jsonl", 3), (f"step_1/{child}", 1)):
+        closed = [record["extra"]["written"] for record in files[path] if record["event"] == "step_closed"]
+        assert closed == [written]
+    assert indices(files[f"step_1/{child}"]) == [-1]
+
+
+def test_a_child_of_multiprocessing_ends_its_step_once_whoever_forks_inside_it(run_script):
+    script = run_script("""
+        import multiprocessing, os, sys, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import sglang_instrument as si
+
+        si.install()
+
+        def work():
+            si.event("did", index=1)
+            child = os.fork()
+            if child == 0:
+                si.event("did", index=2)
+                return
+            assert os.waitpid(child, 0)[1] == 0
+
+        with si.step(1):
+            si.event("did", index=0)
+            process = multiprocessing.get_context("fork").Process(target=work)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+    """)
+    records = [record for of_file in script.records.values() for record in of_file]
+    assert sorted(indices(records)) == [0, 1, 2]
+    assert [one["extra"]["written"] for one in records if one["event"] == "step_closed"] == [1, 1, 1]
+
+
 def test_a_child_forked_while_other_threads_record_does_not_hang(run_script):
     script = run_script("""
         import os, threading, warnings

@@ -3,6 +3,8 @@
 import json
 import os
 
+import pytest
+
 HOST = os.uname().nodename
 SCORES = """
     import multiprocessing, os, signal, sys, time, warnings
@@ -134,3 +136,63 @@ def test_a_child_that_lives_for_milliseconds_starts_one_thread_and_a_longer_one_
     )
     did = [one for one in script.records[f"step_1/worker_0.{HOST}-c0.jsonl"] if one["event"] == "did"]
     assert len(did) > 2
+
+
+SPAWNED = """
+    import multiprocessing, sys
+    import scores, sglang_instrument as si
+
+    if __name__ == "__main__":
+        si.install()
+        context = __import__({package!r}).get_context({method!r})
+        with si.step(1), si.span("reward_all"):
+            si.event("before")
+            assert si.flush(60)
+            for number in range(4):
+                child = context.Process(target=scores.score, args=(number,))
+                child.start()
+                child.join()
+                assert child.exitcode == 0
+"""
+SCORE = """
+import sglang_instrument as si
+import judge
+
+@si.instrument("score", phase="reward", fields={"reward": "result"})
+def score(x):
+    return judge.judge(float(x))
+"""
+JUDGE = """
+def judge(x):
+    return x
+"""
+TABLE = """
+trainer = "judge"
+module = "judge"
+
+[[patch]]
+target = "judge"
+region = [{ event = "judged" }]
+"""
+
+
+@pytest.mark.parametrize("package", ["multiprocessing", "multiprocess", "billiard"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_children_of_every_start_method_share_one_file_and_one_description(
+    run_script, tmp_path, method, package
+):
+    pytest.importorskip(package)
+    for name, text in (("scores.py", SCORE), ("judge.py", JUDGE), ("tables/judge.toml", TABLE)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = run_script(
+        SPAWNED.format(method=method, package=package), SGLANG_INSTRUMENT_PATCHES=str(tmp_path / "tables")
+    )
+    assert set(script.records) == {"step_1/worker_0.jsonl", f"step_1/worker_0.{HOST}-c0.jsonl"}
+    of_children = script.records[f"step_1/worker_0.{HOST}-c0.jsonl"]
+    assert rewards_in(of_children) == [0.0, 1.0, 2.0, 3.0]
+    assert [record["event"] for record in of_children].count("judged") == 4
+    described = sorted(path.name for path in (script.folder / "processes").glob("*.json"))
+    assert described == ["worker_0.json", f"worker_0.{HOST}-c0.json"]
+    assert len(list((script.folder / "processes").glob("reached/*.json"))) <= 1  # of the parent
+    assert "another process writes" not in script.stderr

@@ -160,6 +160,17 @@ def test_a_span_in_a_function_of_the_program_counts(now):
     assert line["validate"] is True
 
 
+def test_a_request_whose_own_span_is_open_in_another_process_is_named_by_its_outermost_span_here(now):
+    with bind(step=1, request_id="r7"), span("reward"):
+        time.sleep(0.02)
+        with span("tool"):
+            (line,) = now()
+    (named,) = line["extra"]["oldest"]
+    assert (named["event"], named["request_id"]) == ("tool", "r7")
+    assert named["age_sec"] >= 0.02
+    assert line["extra"]["requests"] == {}
+
+
 @pytest.mark.parametrize("event", ["total_step_duration", "weights_update", "preprocessing_duration"])
 def test_a_process_without_open_requests_writes_nothing(now, event):
     with bind(step=1), span(event):

@@ -78,6 +78,8 @@ def _growing(evidence: Evidence, kind: str, effects: Effects) -> Iterator[Findin
 
 
 def _slow_steps(evidence: Evidence, kind: str, slow: pl.DataFrame) -> Iterator[Finding]:
+    if slow.is_empty():
+        return
     calls = excess_of(_timed(evidence, kind).join(slow.select(*STEP, "excess"), on=STEP))
     lost = evidence.worth(evidence.lost_in_requests(calls)).join(slow, on=STEP)
     evidence.explain(calls.join(lost, on=STEP, how="semi"))
@@ -102,6 +104,8 @@ def _slow_workers(evidence: Evidence, kind: str) -> Iterator[Finding]:
     timed = _timed(evidence, kind)
     groups = _groups(timed)
     slow = _not_by_chance(timed, groups, slow_workers(groups, _LIMITS))
+    if slow.is_empty():
+        return
     calls = excess_of(timed.join(slow.select(*STEP_OF_WORKER, "excess"), on=STEP_OF_WORKER))
     lost = evidence.worth(evidence.lost_by_each(evidence.late_by_requests(calls)))
     evidence.explain(calls.join(lost, on=STEP_OF_WORKER, how="semi"))

@@ -139,6 +139,8 @@ class Evidence:
         Returns:
             step, validate, worker, excess_sec: of the workers that were delayed.
         """
+        if excess.is_empty():  # as in most runs
+            return excess.select(*STEP_OF_WORKER, "excess_sec")
         ends = self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi")
         by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
         ends = ends.select(*STEP_OF_WORKER, "request_id", "end_us").join(
@@ -157,6 +159,8 @@ class Evidence:
         Returns:
             step, validate, lost_sec: how much sooner the last worker would have been done.
         """
+        if excess.is_empty():
+            return excess.select(*STEP, lost_sec="excess_sec")
         busy, without = self._without(excess)
         return busy.group_by(STEP).agg(lost_sec=pl.col("busy_sec").max() - without.max())
 
@@ -170,6 +174,8 @@ class Evidence:
             step, validate, worker; lost_sec: how much sooner this worker would have been done, but at most
             what it took longer than the last of all workers if none of them were late.
         """
+        if excess.is_empty():
+            return excess.select(*STEP_OF_WORKER, lost_sec="excess_sec")
         busy, without = self._without(excess)
         over = (pl.col("busy_sec") - without.max().over(STEP)).clip(lower_bound=0.0)
         lost = busy.with_columns(lost_sec=pl.min_horizontal("excess_sec", over))
@@ -186,6 +192,8 @@ class Evidence:
 
     def worth(self, lost: pl.DataFrame) -> pl.DataFrame:
         """Return the rows whose `lost_sec` is worth a finding, by how long the step's workers took."""
+        if lost.is_empty():
+            return lost
         took = self.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
         of_step = lost.join(took, on=STEP, how="left", maintain_order="left")
         least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))

@@ -1,0 +1,124 @@
+"""Find what was open in a process when it ended, though other processes went on writing to its file.
+
+Many children of a program use one file in turn. So the end of a child is judged by the records between its
+own `log_opened` and that of the next child, not by the end of the file.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from sglang_instrument.analysis.reading.files import Control, File, newest_run_filter
+from sglang_instrument.analysis.reading.lines import Line
+from sglang_instrument.analysis.reading.liveness import Process
+from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_NOW, OPEN_SPANS, STEP_CLOSED, kind_of
+
+#: The end of the name of a file that children of one program write in turn, such as "worker_0.host-c0".
+_CHILDS: Final = re.compile(r"-c\d+$")
+_REPORTS: Final = (OPEN_NOW, OPEN_SPANS)
+
+
+class Ended(NamedTuple):
+    """A process that ended with spans open, and its last report of them."""
+
+    file: File
+    pid: int
+    spans: list[dict[str, Any]]
+
+
+class LastReport:
+    """Keeps the last `open_now` of a process while its file is read, and drops what ended after it."""
+
+    def __init__(self) -> None:
+        self._report: Control | None = None
+        self._later: list[list[Line]] = []
+        self._pid: int | None = None
+
+    def follow(self, lines: list[Line]) -> None:
+        """Take records that came after the last report."""
+        if self._report is not None and lines:
+            self._later.append(lines)
+
+    def meet(self, control: Control) -> Control | None:
+        """Take a control record; if it shows that a process has ended, return its last report."""
+        if control.event == LOG_OPENED:
+            pid, self._pid = self._pid, control.extra.pid
+            return None if pid == self._pid else self.end()
+        if control.event == OPEN_NOW:
+            self._report, self._later = control, []
+        elif control.event in (STEP_CLOSED, LOG_CLOSED):
+            self._report, self._later = None, []
+        return None
+
+    def end(self) -> Control | None:
+        """Return the last report of the process, without the requests and spans that ended after it."""
+        report, self._report = self._report, None
+        later, self._later = self._later, []
+        named = [] if report is None or not isinstance(report.extra.oldest, list) else report.extra.oldest
+        named = [one for one in named if isinstance(one, dict) and _is_open(one, later)]
+        if report is None or not named:
+            return None
+        report.extra.oldest = named
+        return report
+
+
+def _is_open(named: dict[str, Any], later: list[list[Line]]) -> bool:
+    """Return whether neither this span nor its request has a later record."""
+    event, request_id = named.get("event"), named.get("request_id")
+    age_sec = named.get("age_sec")
+    if request_id is None or type(event) is not str or not isinstance(age_sec, (int, float)):
+        return False
+    of_request = (
+        line.event
+        for lines in later
+        for line in lines
+        if line.extra is not None and line.extra.request_id == request_id
+    )
+    return not any(one == event or kind_of(one).phase == "request" for one in of_request)
+
+
+def open_at_their_end(files: Sequence[File], gone: Collection[Process]) -> list[Ended]:
+    """Return the processes that ended with spans open, of those that write a file in turn.
+
+    Args:
+        files: The files of a run.
+        gone: The processes that are gone and did not close their logs.
+    """
+    counts = newest_run_filter(files)
+    ended = []
+    for file in files:
+        controls = [control for control in file.controls if counts(file, control.run_id)]
+        for number, (process, last) in enumerate(parts := list(_parts(file, controls))):
+            is_followed = number + 1 < len(parts) or (file.place and _CHILDS.search(file.place.stem))
+            if is_followed and process in gone and last is not None:
+                ended.append(Ended(file, process[2], _spans(last)))
+    return [one for one in ended if one.spans]
+
+
+def _parts(file: File, controls: Sequence[Control]) -> Iterator[tuple[Process, Control | None]]:
+    """Yield each process that wrote a file, with its last report if nothing was closed after that."""
+    process: Process | None = None
+    last: Control | None = None
+    for control in controls:
+        pid = control.extra.pid
+        if control.event == LOG_OPENED and file.place is not None and pid is not None:
+            opened = (file.place.stem, control.extra.host, pid)
+            if process is not None and process != opened:
+                yield process, last
+            process, last = opened, last if process == opened else None
+        elif control.event in _REPORTS:
+            last = control
+        elif control.event in (STEP_CLOSED, LOG_CLOSED):
+            last = None
+    if process is not None:
+        yield process, last
+
+
+def _spans(report: Control) -> list[dict[str, Any]]:
+    named = report.extra.oldest if report.event == OPEN_NOW else report.extra.spans
+    return [span for span in named or [] if isinstance(span, dict)]
+
+
+def spoken(span: dict[str, Any]) -> str:
+    """Return a reported span in words, such as "score of request r7"."""
+    return f"{span.get('event')} of request {span.get('request_id')}"
