@@ -47,10 +47,10 @@ def read_fields(
         return [], pl.DataFrame()
     fields = asked_fields(args.fields)
     names = [field.name for field in fields]
-    sums = run.read_fields(names, steps, args.worker, args.validate, progress)
+    sums = run.read_tables("fields", tuple(names), steps, args.worker, args.validate, progress)
     for name in names:
         if name not in names_in(sums):
-            known = names_in(run.read_fields([], steps, args.worker, args.validate, progress))
+            known = names_in(run.read_tables("fields", (), steps, args.worker, args.validate, progress))
             raise no_such_field(run.name, quote(run.logs), name, known)
     return fields, sums
 

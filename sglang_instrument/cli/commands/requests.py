@@ -209,7 +209,7 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
 
     request_id = _meant(opened, table["request_id"].drop_nulls().unique().sort().to_list(), args.request)
     row = table.filter(request_id=request_id).row(0, named=True)
-    records = with_texts(opened.read_records(row["step"], row["worker"], row["validate"], with_extra=True))
+    records = with_texts(opened.read_records(row["step"], row["worker"], row["validate"], texts=True))
     instants = records.filter(pl.col("duration_sec").is_null())
     events = with_fields(waterfall(nest(records), request_id, instants).to_dicts())
     calls = reported_calls(opened, row).to_dicts()

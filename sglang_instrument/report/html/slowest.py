@@ -32,7 +32,7 @@ def slowest_requests(run: Run) -> list[dict[str, Any]]:
             continue
         place = (row["step"], row["worker"])
         if place not in spans:
-            records = run.read_records(row["step"], row["worker"], validate=False, with_extra=True)
+            records = run.read_records(row["step"], row["worker"], validate=False, texts=True)
             spans[place] = nest(with_texts(records))
         events = waterfall(spans[place], row["request_id"])
         found.append(

@@ -94,7 +94,7 @@ def _active_ticks(spans: pl.DataFrame, tick_us: int) -> list[int]:
 
 def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFrame:
     """Return the spans sorted by row, depth and start, on the median worker's clock."""
-    records = run.read_records(chosen.step, validate=chosen.validate, with_extra=True)
+    records = run.read_records(chosen.step, validate=chosen.validate, texts=True)
     spans = with_words(_with_depth(nest(with_texts(records))))
     spans = spans.filter(pl.col("step").is_not_null())
     of_workers = spans.filter(pl.col("role").cast(pl.String) == "worker")

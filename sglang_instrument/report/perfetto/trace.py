@@ -120,7 +120,7 @@ class _RunWriter:
 
     def write(self, run: Run) -> None:
         """Write the events of a step."""
-        records = with_texts(run.read_records(with_extra=True))
+        records = with_texts(run.read_records(texts=True))
         slices: dict[_Key, list[Slice]] = {}
         for key, one in _slices(nest(records)):
             slices.setdefault(key, []).append(one)
