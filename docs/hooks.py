@@ -12,7 +12,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from sglang_instrument import schema
-from sglang_instrument.analysis.dataset.columns import TABLES, Column
+from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS, Column
 from sglang_instrument.cli.main import COMMANDS, parser_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def _table(path: Path) -> str:
 
 def columns() -> str:
     """Return a table for each table of a dataset, one row a column."""
-    return "\n\n".join(f"### {name}\n\n{_columns(of)}" for name, of in TABLES.items())
+    return "\n\n".join(f"### {name}\n\n{_columns(of)}" for name, of in {**TABLES, **VIEWS}.items())
 
 
 def _columns(of: dict[str, Column]) -> str:

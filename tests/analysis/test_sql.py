@@ -10,7 +10,7 @@ import pytest
 from documented import blocks
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.dataset.columns import TABLES
+from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
 from sglang_instrument.analysis.dataset.export import export_dataset
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError, LogError
@@ -83,8 +83,8 @@ def test_a_large_log_is_read_once(logs, monkeypatch):
 
 
 def test_every_table_is_there_even_without_rows(run):
-    assert set(run.sql("show tables")["name"]) == set(TABLES)
-    for name, columns in TABLES.items():
+    assert set(run.sql("show tables")["name"]) == {*TABLES, *VIEWS}
+    for name, columns in {**TABLES, **VIEWS}.items():
         described = run.sql(f"describe {name}")
         assert described["column_name"].to_list() == list(columns)
 

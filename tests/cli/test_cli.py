@@ -327,11 +327,11 @@ def test_check_names_a_process_that_never_wrote(capsys: pytest.CaptureFixture[st
     assert "worker_2 wrote no record" in printed(capsys, "check", run, code=1).replace("\n", " ")
 
 
-def test_export_writes_every_span(capsys: pytest.CaptureFixture[str], logs: Path, tmp_path: Path) -> None:
+def test_export_writes_every_event(capsys: pytest.CaptureFixture[str], logs: Path, tmp_path: Path) -> None:
     out = tmp_path / "parquet"
-    spans = len(open_run(logs).spans)
-    assert f"{spans:,} spans in" in printed(capsys, "export", logs, "--parquet", out)
-    assert len(pl.read_parquet(out / "spans")) == spans
+    events = len(open_run(logs).records)
+    assert f"{events:,} events in" in printed(capsys, "export", logs, "--parquet", out)
+    assert len(pl.read_parquet(out / "spans")) == events
     assert ": 0 of 3 files of spans written" in printed(capsys, "export", logs, "--parquet", out)
     assert "nothing is overwritten" in refused(capsys, "export", logs, "--parquet", tmp_path)
 

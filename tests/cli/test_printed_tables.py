@@ -70,11 +70,12 @@ def test_a_waterfall_draws_each_event_where_it_lies(logs, printed):
     bars = [line[column:].rstrip() for line in lines[at + 2 : at + 2 + len(events)]]
     for event, bar in zip(events, bars, strict=True):
         begins = event["start_sec"] / slowest["duration_sec"] * 32
-        assert bar.index("#") == min(int(begins), 31), event["event"]
-        assert set(bar.strip()) == {"#"}
+        mark = "|" if event["duration_sec"] is None else "#"  # an instant event has no length
+        assert bar.index(mark) == min(int(begins), 31), event["event"]
+        assert set(bar.strip()) == {mark}
     early = [bar for event, bar in zip(events, bars, strict=True) if event["start_sec"] == 0]
     assert early
-    assert all(bar.startswith("#") for bar in early)
+    assert all(bar.startswith(("#", "|")) for bar in early)
 
 
 @pytest.mark.parametrize("command", ASKED)

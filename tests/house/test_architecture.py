@@ -112,7 +112,7 @@ MAY_IMPORT = {
     "live.serving": {"words", "safe_files", "analysis.answers", "live"},
     "live.terminal": {"words", "analysis.reading", "live", "live.counting"},
     "traces": {"words"},
-    "report": {"words", "analysis.ledger"},
+    "report": {"words", "analysis.ledger", "analysis.reading"},
     "report.figures": ANSWERS | {"report"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},

@@ -3,6 +3,7 @@
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import KINDS, Digest
+from sglang_instrument.analysis.reading.all_fields import TEXT_COLUMNS
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
@@ -42,20 +43,33 @@ def cdf_table(requests: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     return requests.group_by(by).agg(*columns, max_sec=duration.max()).sort(by)
 
 
-def waterfall(spans: pl.DataFrame, request_id: str) -> pl.DataFrame:
+def waterfall(spans: pl.DataFrame, request_id: str, instants: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the events of a request in the order of time.
 
     Args:
         spans: Nested spans of its worker and step.
         request_id: As logged.
+        instants: Instant events, to be shown as well.
 
     Returns:
         event, turn, start_sec since the request began, duration_sec, self_sec, active_sec where measured, and
-        depth below the request.
+        depth below the request; the spans' `all_fields.TEXT_COLUMNS`, if they have them. Instant events have
+        no duration.
     """
-    mine = spans.filter(pl.col("request_id") == request_id).sort("start_us", "span")
-    if mine.is_empty():
-        return mine.select("event", "turn", start_sec="duration_sec", duration_sec="duration_sec")
+    of_request = pl.col("request_id") == request_id
+    mine = spans.filter(of_request).sort("start_us", "span")
+    instants = mine.clear() if instants is None else instants.filter(of_request)
+    texts = [name for name in TEXT_COLUMNS if name in mine.columns]
+    return _placed(mine, instants).select(
+        pl.col("event").cast(pl.String),
+        *("turn", "duration_sec", "self_sec", "active_sec", *texts),
+        start_sec=(pl.col("start_us") - pl.col("start_us").min()) / 1e6,
+        depth="depth",
+    )
+
+
+def _placed(mine: pl.DataFrame, instants: pl.DataFrame) -> pl.DataFrame:
+    """Return spans and instant events of a request in the order of time, with their `depth`."""
     above = dict(mine.select("span", "parent").iter_rows())
     depths: dict[int, int] = {}
 
@@ -65,12 +79,11 @@ def waterfall(spans: pl.DataFrame, request_id: str) -> pl.DataFrame:
             depths[span] = depth(parent) + 1 if parent in above else 0
         return depths[span]
 
-    return mine.select(
-        pl.col("event").cast(pl.String),
-        "turn",
-        "duration_sec",
-        "self_sec",
-        "active_sec",
-        start_sec=(pl.col("start_us") - pl.col("start_us").min()) / 1e6,
-        depth=pl.Series([depth(span) for span in mine["span"]], dtype=pl.Int64),
-    )
+    spans = mine.with_columns(depth=pl.Series([depth(span) for span in mine["span"]], dtype=pl.Int64))
+    times = spans.select("task", "start_us", "end_us", "depth").rows()
+    below = [
+        max((at + 1 for of, start, end, at in times if of == task and start <= moment <= end), default=1)
+        for task, moment in instants.select("task", "start_us").iter_rows()
+    ]
+    points = instants.with_columns(depth=pl.Series(below, dtype=pl.Int64))
+    return pl.concat([spans, points], how="diagonal").sort("start_us", maintain_order=True)

@@ -64,9 +64,14 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "request_id": Column(pl.String, "as logged; null outside of requests"),
         "turn": Column(pl.Int64, "from 0; null outside of turns"),
         **_TIMES,
+        "duration_sec": Column(pl.Float64, "wall time in seconds; null for instant events"),
         "timestamp": Column(pl.Datetime("us", "UTC"), "end, as a timestamp"),
-        "self_sec": Column(pl.Float64, "duration less the time that spans inside it cover"),
-        "wall_sec": Column(pl.Float64, "its part of its worker's step; they add up to the step"),
+        "self_sec": Column(
+            pl.Float64, "duration less the time that spans inside it cover; null for instant events"
+        ),
+        "wall_sec": Column(
+            pl.Float64, "its part of its worker's step; they add up to the step; null for instant events"
+        ),
         "active_sec": Column(pl.Float64, "time in which it held the event loop; null if not measured"),
         "device_sec": Column(pl.Float64, "GPU time; null if not measured"),
         "error": Column(pl.String, "type of the exception; null if none"),
@@ -76,11 +81,15 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "response_tokens": Column(pl.Int64, "tokens that the model wrote"),
         "reward": Column(pl.Float64, "as logged"),
         "task": Column(pl.Int64, "number of the asyncio task or thread, within its process"),
-        "counts_for": Column(pl.String, "phase; of phase other, that of the work around it"),
-        "span": Column(pl.Int64, "number of the span, unique within its file and run"),
+        "counts_for": Column(
+            pl.String, "phase; of phase other, that of the work around it; null for instant events"
+        ),
+        "span": Column(pl.Int64, "unique within its file and run; null for instant events"),
         "parent": Column(pl.Int64, "number of the span that it ran inside; null for the outermost"),
         "concurrent": Column(pl.Boolean, "whether the parent is in another task"),
         "file": Column(pl.String, "log file that it was read from"),
+        "extra": Column(pl.String, "all fields, as JSON, as they stand in the log; null if it has none"),
+        "other_keys": Column(pl.String, "keys of the line without a column, as JSON; null if it has none"),
     },
     "requests": {
         **_STEP,
@@ -174,6 +183,16 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "sentence": Column(pl.String, "the finding in words"),
         "advice": Column(pl.String, "what to look at next"),
         "evidence": Column(pl.String, "the numbers behind it, as JSON"),
+    },
+}
+#: What only SQL has: made of other tables when it is asked.
+VIEWS: Final[dict[str, dict[str, Column]]] = {
+    "fields": {
+        "event": Column(pl.String, "name of the event"),
+        "field": Column(pl.String, "name of the field: a key of `extra`, or one of `other_keys`"),
+        "type": Column(pl.String, "number, string, boolean, array, object or null; a row for each"),
+        "count": Column(pl.Int64, "how many spans and instant events have it"),
+        "example": Column(pl.Float64, "the largest of its numbers; null if it has none"),
     },
 }
 #: Columns of `spans` that stand in the folders' names instead of the files, and their types.

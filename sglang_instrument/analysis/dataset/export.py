@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES
+from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES, schema_of
 from sglang_instrument.analysis.dataset.stored_run import store_run
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
 from sglang_instrument.analysis.digests.parquet import save_parquet, write_parquet
@@ -25,7 +25,7 @@ from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.safe_files.output import writing_output
 from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 4  # of a dataset; raise it when columns or their meaning change
+_LAYOUT: Final = 5  # of a dataset; raise it when columns or their meaning change
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "_manifest.json"  # Spark, Ray and pyarrow skip names that begin with an underscore
 _LOCK: Final = "_lock"
@@ -114,6 +114,8 @@ def _write_tables(
     target.delete_drafts(at_once=True)
     ours = _our_outputs(run, old)
     _demand_only_ours(target, ours)
+    if loaded is not None and loaded.version != _VERSION:
+        _add_columns(target, old.spans)
     new, fresh = _with_spans(run, target, old, progress) if SPANS in tables else (old, 0)
     for name in MADE:
         if name in tables:
@@ -152,8 +154,28 @@ def _known(run: Run, known: _Manifest | None) -> _Manifest:
     if known is None:
         return _Manifest(_VERSION, runs, [], {})
     if known.version != _VERSION:
-        return _Manifest(_VERSION, runs, [], {}, sorted(_logs_of(known)))
-    return msgspec.structs.replace(known, runs=runs)
+        known = _of_pruned(run, known)
+    return msgspec.structs.replace(known, version=_VERSION, runs=runs)
+
+
+def _of_pruned(run: Run, known: _Manifest) -> _Manifest:
+    """Return what an earlier version wrote of files that `prune` deleted: it cannot be written again."""
+    gone = {file.path for file in run.files if file.pruned_us is not None}
+    spans = {name: output for name, output in known.spans.items() if not gone.isdisjoint(output.files)}
+    written = {path for output in spans.values() for path in output.files}
+    files = [state for state in known.files if state[0] in written]
+    return msgspec.structs.replace(known, files=files, spans=spans, begun=sorted(_logs_of(known)))
+
+
+def _add_columns(target: SafeFolder, outputs: Collection[str]) -> None:
+    """Add to Parquet files of spans the columns that an earlier version did not have: null."""
+    kinds = schema_of(SPANS)
+    for folder, name in [target.split(output) for output in outputs if _is_here(target, output)]:
+        spans = pl.read_parquet(folder.path / name, glob=False, hive_partitioning=False)
+        missing = [column for column in kinds if column not in (*PARTITIONS, *spans.columns)]
+        if missing:
+            added = (pl.lit(None, kinds[column]).alias(column) for column in missing)
+            save_parquet(folder, name, spans.with_columns(added))
 
 
 def _load(target: SafeFolder) -> _Manifest | None:

@@ -1,6 +1,5 @@
 """Ask a dataset in SQL, by DuckDB, which may read this dataset and nothing else."""
 
-import re
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -8,29 +7,17 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.dataset.columns import TABLES, schema_of
+from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
 from sglang_instrument.analysis.dataset.export import write_tables, writing
+from sglang_instrument.analysis.dataset.views import make_views, pattern, quoted
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.run.cache import homes, is_worthwhile
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.span_files import NULL_PARTITION, SPANS
-from sglang_instrument.errors import InstrumentError, LogError
-from sglang_instrument.regular_files import demand_regular
+from sglang_instrument.analysis.run.span_files import SPANS
+from sglang_instrument.errors import InstrumentError
 from sglang_instrument.safe_files.folder import SafeFolder
 
 _EXTRA: Final = "pip install 'sglang-instrument[sql]'"
-_TYPES: Final[dict[Any, str]] = {
-    pl.Int64: "BIGINT",
-    pl.Float64: "DOUBLE",
-    pl.String: "VARCHAR",
-    pl.Boolean: "BOOLEAN",
-    pl.Datetime("us", "UTC"): "TIMESTAMPTZ",
-}
-#: DuckDB before 2.0 does not know the name of the partition for null, and cannot cast it.
-_PARTITIONS: Final = {
-    "run_id": f"nullif(run_id, '{NULL_PARTITION}')",
-    "step": "try_cast(step AS BIGINT)",
-}
 _CONFIG: Final = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -55,6 +42,7 @@ def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
     duckdb = _duckdb()
     statement = _select(duckdb, query)
     named = [name for name in TABLES if name in query.lower()]
+    named += [SPANS for name in VIEWS if name in query.lower()]
     with tempfile.TemporaryDirectory() as scratch:
         dataset = run.home if run.is_dataset else _written(run, Path(scratch), named, progress)
         return _answer(duckdb, dataset, statement, Path(scratch, "result.parquet"))
@@ -78,16 +66,14 @@ def _written(run: Run, scratch: Path, tables: Collection[str], progress: Progres
 
 def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.DataFrame:
     """Return the rows of a statement, by way of a Parquet file: this needs no pyarrow."""
-    views = [_view(dataset, name) for name in TABLES]
     try:
         with duckdb.connect(config=_CONFIG) as connection:
-            for view in views:
-                connection.execute(view)
+            make_views(connection, dataset)
             _lock(connection, dataset, result)
             rows = f"FROM (\n{statement}\n)"
             columns = connection.execute(f"DESCRIBE {rows}").fetchall()
             chosen = ", ".join(_plain(at, *column[:2]) for at, column in enumerate(columns, 1))
-            connection.execute(f"COPY (SELECT {chosen} {rows}) TO {_quoted(result)} (FORMAT parquet)")
+            connection.execute(f"COPY (SELECT {chosen} {rows}) TO {quoted(result)} (FORMAT parquet)")
     except duckdb.Error as error:
         raise InstrumentError(_message(error)) from None
     return pl.read_parquet(result, glob=False)
@@ -96,9 +82,9 @@ def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.Data
 def _lock(connection: Any, dataset: Path, result: Path) -> None:
     """Allow to read the dataset and to write the result, but no other file and no network, from here on."""
     # DuckDB checks the pattern of a view, too, as if it were a path.
-    allowed = f"{_quoted(dataset.absolute())}, {_pattern(dataset)}"
+    allowed = f"{quoted(dataset.absolute())}, {pattern(dataset)}"
     connection.execute(f"SET allowed_directories = [{allowed}]")
-    connection.execute(f"SET allowed_paths = [{_quoted(result)}]")
+    connection.execute(f"SET allowed_paths = [{quoted(result)}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 
@@ -126,31 +112,6 @@ def _select(duckdb: Any, query: str) -> str:
     return text.strip().rstrip(";")
 
 
-def _view(dataset: Path, name: str) -> str:
-    """Return the statement that makes a view; of a table without files, an empty table."""
-    below = f"{SPANS}/*/*/*.parquet" if name == SPANS else f"{name}.parquet"
-    if not _regular_files(dataset, below):
-        types = ", ".join(f'"{column}" {_TYPES[kind]}' for column, kind in schema_of(name).items())
-        return f"CREATE TABLE {name} ({types})"
-    partitions = _PARTITIONS if name == SPANS else {}
-    quoted = {column: f'"{column}"' for column in TABLES[name]}  # `group` is a word of SQL
-    columns = ", ".join(f"{partitions.get(column, own)} AS {own}" for column, own in quoted.items())
-    options = ", hive_partitioning = true, hive_types_autocast = false" if partitions else ""
-    source = f"read_parquet({_pattern(dataset, below)}{options})"
-    return f"CREATE VIEW {name} AS SELECT {columns} FROM {source}"  # noqa: S608 - names and paths of ours
-
-
-def _regular_files(dataset: Path, below: str) -> bool:
-    """Return whether a pattern has files; raise LogError if DuckDB would wait for one, such as a FIFO."""
-    found = list(dataset.glob(below))
-    try:
-        for path in found:
-            demand_regular(path)
-    except OSError as error:
-        raise LogError(str(error)) from None
-    return bool(found)
-
-
 def _plain(at: int, name: str, kind: str) -> str:
     """Return a column of the result as a type that all readers have: sums integers, intervals seconds."""
     name = '"' + name.replace('"', '""') + '"'
@@ -160,21 +121,12 @@ def _plain(at: int, name: str, kind: str) -> str:
     return f"#{at} AS {name}" if cast is None else f"CAST(#{at} AS {cast}) AS {name}"
 
 
-def _pattern(dataset: Path, below: str = "") -> str:
-    """Return a pattern in quotes; the characters of the dataset's own path match themselves alone."""
-    return _quoted(Path(re.sub(r"([*?\[])", r"[\1]", str(dataset.absolute())), below))
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
-
-
 def _message(error: Exception) -> str:
     """Return DuckDB's message in one line, without its drawing of the place; and which tables exist."""
     message = " ".join(str(error).partition("\n\nLINE ")[0].split())
     message = message.partition(" Candidate functions:")[0]
     if "Table with name" in message:
-        return f"{message} (the tables are {', '.join(TABLES)})"
+        return f"{message} (the tables are {', '.join([*TABLES, *VIEWS])})"
     if "column" in message:
         return f"{message} (`describe TABLE` lists the columns of a table)"
     return message

@@ -31,10 +31,10 @@ class LastReport:
 
     def __init__(self) -> None:
         self._report: Control | None = None
-        self._later: list[list[Line]] = []
+        self._later: list[Sequence[Line]] = []
         self._pid: int | None = None
 
-    def follow(self, lines: list[Line]) -> None:
+    def follow(self, lines: Sequence[Line]) -> None:
         """Take records that came after the last report."""
         if self._report is not None and lines:
             self._later.append(lines)
@@ -62,7 +62,7 @@ class LastReport:
         return report
 
 
-def _is_open(named: dict[str, Any], later: list[list[Line]]) -> bool:
+def _is_open(named: dict[str, Any], later: list[Sequence[Line]]) -> bool:
     """Return whether neither this span nor its request has a later record."""
     event, request_id = named.get("event"), named.get("request_id")
     age_sec = named.get("age_sec")

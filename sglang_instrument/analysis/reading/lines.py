@@ -117,6 +117,14 @@ def decode(chunk: bytes, rejects: Rejects) -> list[Line]:
     return decode_lines(_ONE, chunk, lambda raw: _decode_leniently(raw, rejects))
 
 
+def decode_one(raw: bytes, rejects: Rejects) -> Line | None:
+    """Decode one line; None, and counted in `rejects`, if it is no record."""
+    try:
+        return _ONE.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _decode_leniently(raw, rejects)
+
+
 def _decode_leniently(raw: bytes, rejects: Rejects) -> Line | None:
     """Decode a record of which a field has an unexpected type, as a user's own field may have."""
     try:

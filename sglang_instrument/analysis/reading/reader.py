@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.reading.all_fields import WholeColumns, decode_whole
 from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
 from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns, epoch_us
@@ -45,7 +46,9 @@ class Reading:
         return pl.concat(self.tables) if self.tables else pl.DataFrame(schema=COLUMNS)
 
 
-def read_files(folder: Path, files: Sequence[File], for_digest: bool = False) -> Reading:
+def read_files(
+    folder: Path, files: Sequence[File], for_digest: bool = False, with_extra: bool = False
+) -> Reading:
     """Read files of a run's folder; note in each what cannot be read, and go on with the others.
 
     Args:
@@ -53,9 +56,10 @@ def read_files(folder: Path, files: Sequence[File], for_digest: bool = False) ->
         files: Files in it.
         for_digest: Whether to read only what a digest needs: then most records without a duration are only
             counted, and some columns and fields are left out.
+        with_extra: Whether to add `all_fields.TEXT_COLUMNS` to the columns.
     """
     reading = Reading()
-    buffer = _LineBuffer(reading, for_digest)
+    buffer = _LineBuffer(reading, for_digest, with_extra)
     for listed in files:
         file = File(listed.path, listed.size, listed.mtime_ns)
         reading.files.append(file)
@@ -79,7 +83,7 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
     tracked: set[str] = set()
     with open_log(path) as stream:
         for chunk in whole_lines(stream):
-            lines = decode(chunk, rejects)
+            lines = buffer.decode(chunk, rejects)
             tracked |= TRACKED.intersection([line.event for line in lines])
             tracked |= {key for key, mark in _KEYS.items() if key not in tracked and mark in chunk}
             begun = 0
@@ -117,14 +121,22 @@ _KEYS: Final = {key: f'"{key}"'.encode() for key in TRACKED - EVENTS.keys()}
 class _LineBuffer:
     """Lines that wait to be turned into a table, with their sources."""
 
-    def __init__(self, reading: Reading, for_digest: bool) -> None:
+    def __init__(self, reading: Reading, for_digest: bool, with_extra: bool) -> None:
         self._reading = reading
         self._for_digest = for_digest
-        self._columns = Columns(for_digest)
+        self._with_extra = with_extra
+        self._columns = self._new_columns()
         self._numbers: dict[tuple[int, str | None], int] = {}
         self._position = 0
 
-    def add(self, lines: list[Line], place: Place, file: File, run_id: str | None) -> None:
+    def decode(self, chunk: bytes, rejects: Rejects) -> Sequence[Line]:
+        """Decode complete lines, with what the columns need of them."""
+        return decode_whole(chunk, rejects) if self._with_extra else decode(chunk, rejects)
+
+    def _new_columns(self) -> Columns:
+        return WholeColumns() if self._with_extra else Columns(self._for_digest)
+
+    def add(self, lines: Sequence[Line], place: Place, file: File, run_id: str | None) -> None:
         """Add lines of one run in a file, without control records."""
         if not lines:
             return
@@ -150,7 +162,7 @@ class _LineBuffer:
             places = [source.place for source in self._reading.sources]
             table = self._columns.table(places, self._position)
             self._position += len(self._columns)
-            self._columns = Columns(self._for_digest)
+            self._columns = self._new_columns()
             self._reading.tables.append(self._count(table))
 
     def _count(self, table: pl.DataFrame) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import polars as pl
@@ -9,6 +10,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import digest_records
 from sglang_instrument.analysis.executors.executor import BatchResult, Tables
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
+from sglang_instrument.analysis.reading.field_sums import field_sums
 from sglang_instrument.analysis.reading.files import File, Newest
 from sglang_instrument.analysis.reading.reader import Reading, read_files
 from sglang_instrument.analysis.run.event_paths import path_sums
@@ -17,9 +19,13 @@ from sglang_instrument.analysis.run.span_files import write_spans
 from sglang_instrument.gc_pause import uncollected
 from sglang_instrument.safe_files.folder import SafeFolder
 
+_OF_FIELDS: Final = frozenset({"spans", "fields"})  # tables that need all fields of a record
+
 
 class BatchJob(msgspec.Struct, frozen=True):
-    """The requested tables: "digest", "events", "paths", or "times" of the events in `names`.
+    """The requested tables: "digest", "events", "paths", "fields", or "times" of the events in `names`.
+
+    "fields" are the sums of those in `names`, or of all without names.
 
     "lines" are the lines that hold one of `names` in quotes; `source` is the number of their file.
 
@@ -37,7 +43,12 @@ class BatchJob(msgspec.Struct, frozen=True):
         if self.tables == "lines":
             return _lines(folder, batch, self.names)
         with uncollected():
-            reading = read_files(folder, batch, for_digest=self.tables in ("digest", "paths"))
+            reading = read_files(
+                folder,
+                batch,
+                for_digest=self.tables in ("digest", "paths"),
+                with_extra=self.tables in _OF_FIELDS,
+            )
             return reading.files, self.make(reading)
 
     def make(self, reading: Reading) -> Tables:
@@ -46,6 +57,8 @@ class BatchJob(msgspec.Struct, frozen=True):
             return digest_records(reading.records).tables()
         if self.tables == "times":
             return {"times": event_times(reading.records, self.names)}
+        if self.tables == "fields":
+            return {"fields": field_sums(reading.records, self.names)}
         if self.tables == "paths":
             return {"paths": path_sums(reading.records)}
         if self.target is not None:

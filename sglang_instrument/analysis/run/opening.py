@@ -166,15 +166,15 @@ class Run:
         return split_wall_time(nest(self.records))
 
     def read_records(
-        self, step: Steps = None, worker: int | None = None, validate: bool | None = None
+        self, step: Steps = None, worker: int | None = None, validate: bool | None = None, texts: bool = False
     ) -> pl.DataFrame:
-        """Read the records of some steps and one worker again; None stands for all that are there.
+        """Read records of some steps, one worker; None: of all. `texts` adds `all_fields.TEXT_COLUMNS`.
 
         Raises:
             LogError: A file cannot be read, or records of a step that was asked for were pruned.
         """
         files = self._log_of(step, worker, validate)
-        reading = read_files(self.executor.bring(files), files)
+        reading = read_files(self.executor.bring(files), files, with_extra=texts)
         for before, now in zip(files, reading.files, strict=True):
             if before.unreadable is None and now.unreadable is not None:
                 raise LogError(f"{self.folder / now.path}: {now.unreadable}")
@@ -207,7 +207,7 @@ class Run:
             role, step, validate, worker, event, phase, duration_sec, self_sec, wall_sec; instant events have
             null.
         """
-        return self._read_tables("events", (), step, worker, validate, progress)
+        return self.read_tables("events", (), step, worker, validate, progress)
 
     def read_paths(self, step: Steps = None) -> pl.DataFrame:
         """Return `event_paths.path_sums` of the files of some steps, pruned ones too; None stands for all."""
@@ -222,19 +222,20 @@ class Run:
     def event_times(self, events: Sequence[str], progress: Progress | None = None) -> pl.DataFrame:
         """Return how long events lasted by request, and outside of requests: `event_tables.event_times`."""
         self.demand_records(None)
-        return self._read_tables("times", tuple(events), None, None, None, progress)
+        return self.read_tables("times", tuple(events), None, None, None, progress)
 
-    def _read_tables(
+    def read_tables(
         self,
         name: str,
-        events: tuple[str, ...],
+        names: tuple[str, ...],
         step: Steps,
         worker: int | None,
         validate: bool | None,
         progress: Progress | None,
     ) -> pl.DataFrame:
+        """Return a table that `BatchJob` makes, of some steps and one worker; `names` as there."""
         files = self._log_of(step, worker, validate)
-        return self._tables_of(files, BatchJob(name, events), progress)
+        return self._tables_of(files, BatchJob(name, names), progress)
 
     def _tables_of(self, files: list[File], job: BatchJob, progress: Progress | None) -> pl.DataFrame:
         read, tables = self.executor.read(files, job, progress)

@@ -1,4 +1,4 @@
-"""Write the nested spans of a batch of log files as Parquet, in one file per run and step."""
+"""Write the nested spans and instant events of a batch of log files as Parquet, a file a run and step."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,6 +7,7 @@ from urllib.parse import quote
 import polars as pl
 
 from sglang_instrument.analysis.digests.parquet import save_parquet
+from sglang_instrument.analysis.reading.all_fields import with_texts
 from sglang_instrument.analysis.reading.files import Newest
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
@@ -21,7 +22,7 @@ _PARTITION: Final = ("run_id", "step")
 
 
 def write_spans(target: SafeFolder, reading: Reading, newest: Newest, columns: Sequence[str]) -> pl.DataFrame:
-    """Write the spans of newest runs below `target`, each file at once.
+    """Write the spans and instant events of newest runs below `target`, each file at once.
 
     Args:
         target: The dataset's folder.
@@ -45,8 +46,11 @@ def write_spans(target: SafeFolder, reading: Reading, newest: Newest, columns: S
         },
         schema={"source": pl.Int64, "run_id": pl.String, "file": pl.String},
     )
-    records = reading.records.join(files.select("source"), on="source", how="semi", maintain_order="left")
+    records = with_texts(reading.records)
+    records = records.join(files.select("source"), on="source", how="semi", maintain_order="left")
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
+    instants = records.filter(pl.col("duration_sec").is_null())
+    spans = pl.concat([spans, instants], how="diagonal")
     spans = spans.join(files, on="source", how="left", maintain_order="left")
     written = [
         _write(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.commands import engine_logs
+from sglang_instrument.cli.commands.field_columns import (
+    add_fields,
+    add_values,
+    cells_of,
+    columns_of,
+    read_fields,
+)
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from sglang_instrument.analysis.run.opening import Run
 
 HELP: Final = """\
@@ -20,10 +25,12 @@ Show the events of a run: how often each happened, how long it took, and its sha
 
     sglang-instrument events logs/gsm8k_600
     sglang-instrument events logs/gsm8k_600 --step 67 --worker 0
+    sglang-instrument events logs/gsm8k_600 --fields tool_calls,tokens:max     # any field of the log
 
 --json prints {"folder", "step" (of several, a list), "worker", "validate", "events": [{"event", "phase",
-"count", "total_sec", "self_sec", "share" (0 to 1), "p50_sec", "p99_sec", "max_sec"}]}; null where an event
-has no duration, and for "share" where only the engine's processes logged."""
+"count", "total_sec", "self_sec", "share" (0 to 1), "p50_sec", "p99_sec", "max_sec", with --fields also
+"fields": {NAME: value}}]}; null where an event has no duration, and for "share" where only the engine's
+processes logged."""
 
 _SHOWN: Final = 24  # rows that fit one screen
 _EVENTS: Final = (
@@ -48,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `events`."""
     select.add_arguments(parser)
     parser.add_argument("--worker", type=int, metavar="R", help="only this worker")
+    add_fields(parser)
     parser.add_argument("--all", action="store_true", help=f"all events instead of the first {_SHOWN}")
 
 
@@ -64,33 +72,42 @@ def run(args: argparse.Namespace) -> int:
         read = opened.read_events(steps, args.worker, args.validate, progress)
         alone = are_servers_alone(opened)
         events = read if alone else select.of_steps(opened, read, args, opened.everything)
+        fields, sums = read_fields(opened, args, steps, progress)
+        if fields and not alone:
+            sums = select.of_steps(opened, sums, args, opened.everything)
     select.tell_pruned(opened, steps)
     timed = pl.col("duration_sec").is_not_null()
     table = event_table(events.filter(timed), events.filter(~timed))
     if alone:  # a share is one of the steps' time
         table = table.with_columns(share=pl.lit(None, pl.Float64))
+    rows = table.to_dicts()
+    add_values(rows, fields, sums, ["event"])
     if args.json:
-        _print_json(opened, args, steps, table)
+        _print_json(opened, args, steps, rows)
     else:
-        _print_table(opened, args, steps, table)
+        _print_table(opened, args, steps, rows)
         if alone:
             print_line(f"{engine_logs.ALONE}; these are the events of the engine's processes")
     return 0
 
 
-def _print_json(opened: Run, args: argparse.Namespace, steps: list[int] | None, table: pl.DataFrame) -> None:
+def _print_json(
+    opened: Run, args: argparse.Namespace, steps: list[int] | None, events: list[dict[str, Any]]
+) -> None:
     step = steps[0] if steps and len(steps) == 1 else steps
     asked = {"step": step, "worker": args.worker, "validate": args.validate}
-    print_json({"folder": str(opened.folder), **asked, "events": table.to_dicts()})
+    print_json({"folder": str(opened.folder), **asked, "events": events})
 
 
-def _print_table(opened: Run, args: argparse.Namespace, steps: list[int] | None, table: pl.DataFrame) -> None:
-    shown = table if args.all else table.head(_SHOWN)
-    times = (f"{name}_sec" for name in ("total", "self", "p50", "p99", "max"))
-    rows = shown.select("event", "share", "count", *times).rows()
+def _print_table(
+    opened: Run, args: argparse.Namespace, steps: list[int] | None, events: list[dict[str, Any]]
+) -> None:
+    shown = events if args.all else events[:_SHOWN]
+    times = [f"{name}_sec" for name in ("total", "self", "p50", "p99", "max")]
+    rows = [[*(row[name] for name in ("event", "share", "count", *times)), *cells_of(row)] for row in shown]
     of_worker = "" if args.worker is None else f", worker {args.worker}"
     title = f"{opened.name}{select.named(steps, validate=args.validate)}{of_worker}"
-    print_table(_EVENTS, rows, title=title)
-    if len(shown) < len(table):
-        left = len(table) - len(shown)
+    print_table([*_EVENTS, *columns_of(shown)], rows, title=title)
+    if len(shown) < len(events):
+        left = len(events) - len(shown)
         print_line(f"{left} more events with smaller shares: --all")

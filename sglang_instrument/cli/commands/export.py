@@ -121,5 +121,5 @@ def _write_parquet(args: argparse.Namespace) -> int:
         written = export_dataset(opened, args.parquet, progress)
     select.tell_pruned(opened, left=select.WRITTEN_BEFORE)
     files = f"{written.written:,} of {written.files:,} files of spans written"
-    print_line(f"{written.rows:,} spans in {args.parquet}: {files}")
+    print_line(f"{written.rows:,} events in {args.parquet}: {files}")
     return 0

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import Cell, Column, Styled
 from sglang_instrument.cli.commands import engine_logs
+from sglang_instrument.cli.commands.field_columns import (
+    add_fields,
+    add_values,
+    cells_of,
+    columns_of,
+    print_fields,
+    read_fields,
+    with_fields,
+)
 from sglang_instrument.cli.tables import print_json, print_table, reading, room
-from sglang_instrument.errors import LogError
+from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.schema import kind_of
 
 if TYPE_CHECKING:
@@ -20,18 +29,19 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 HELP: Final = """\
-Show the requests of a run, the slowest first, or one request with its turns and events as a waterfall.
+Show the requests of a run, the slowest first, or one (--request 43-0-0194) with its events as a waterfall.
 
-    sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
-    sglang-instrument requests logs/gsm8k_600 --request 43-0-0194      # the begin of its id will do
+    sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0 --fields tool_calls,tokens:max
+
 
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "weight_version",
 "first_weight_version", "group", "sample", "resumed_tokens", "engine_sec", "tool_sec", "interaction_sec",
-"reward_sec", "rest_sec", "used_step"}]}; --request, --engine, --cdf print lists of theirs. Turns: from 0."""
+"reward_sec", "rest_sec", "used_step", "fields"}]}; --request, --engine, --cdf print theirs. Turns: from 0."""
 
 _BARS: Final = 32  # characters of a waterfall
 _BARS_IF_NARROW: Final = (110, 16)  # a terminal with fewer columns has shorter ones
+_KEY: Final = ("step", "validate", "worker", "request_id")
 _MOST_OFFERED: Final = 5  # ids in an error
 
 _INTERACTION: Final = Column("interaction", "its time in interactions; only if a request has some", "time", 3)
@@ -106,6 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `requests`."""
     select.add_arguments(parser)
     parser.add_argument("--worker", type=int, metavar="R", help="only this worker")
+    add_fields(parser)
     parser.add_argument("--event", metavar="EVENT", help="order by the time in this event")
     parser.add_argument("--turns", type=int, metavar="N", help="only requests of N turns")
     parser.add_argument("--finish-reason", metavar="WORD", help="only with this finish reason: stop, length")
@@ -123,7 +134,10 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.answers.asynchronous.used_steps import with_used_steps
     from sglang_instrument.analysis.answers.requests import cdf_table, request_table
     from sglang_instrument.analysis.answers.servers import are_servers_alone
+    from sglang_instrument.analysis.dataset.asked_fields import of_workers
 
+    if args.fields and (args.request or args.cdf or args.engine):
+        raise InstrumentError("--fields adds columns to the list of requests; --request shows all fields")
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         if args.engine or are_servers_alone(opened):
@@ -131,6 +145,10 @@ def run(args: argparse.Namespace) -> int:
         every = with_used_steps(request_table(opened.everything), opened.everything)
         table = select.of_steps(opened, every, args, opened.everything)
         table = _filtered(opened, table, args)
+        steps = select.steps_of(opened, args, opened.everything)
+        fields, sums = read_fields(opened, args, steps, progress)
+    if fields:
+        select.tell_pruned(opened, steps, left="their requests have no fields")
     if args.request is not None:
         return _show_one(opened, every, args)
     if args.cdf:
@@ -141,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
             _print_cdf(opened, cdf.to_dicts())
         return 0
     rows = table.head(args.limit).to_dicts()
+    add_values(rows, fields, of_workers(sums), _KEY)
     if args.json:
         print_json({"folder": str(opened.folder), "requests": rows})
         return 0
@@ -180,14 +199,19 @@ def _offer(names: list[str]) -> str:
 
 
 def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int:
+    import polars as pl
+
     from sglang_instrument.analysis.answers.engine_calls import reported_calls
     from sglang_instrument.analysis.answers.join import calls_of_request
     from sglang_instrument.analysis.answers.requests import waterfall
+    from sglang_instrument.analysis.reading.all_fields import with_texts
+    from sglang_instrument.analysis.timing.nesting import nest
 
     request_id = _meant(opened, table["request_id"].drop_nulls().unique().sort().to_list(), args.request)
     row = table.filter(request_id=request_id).row(0, named=True)
-    spans = opened.read_spans(row["step"], row["worker"], row["validate"])
-    events = waterfall(spans, request_id).to_dicts()
+    records = with_texts(opened.read_records(row["step"], row["worker"], row["validate"], texts=True))
+    instants = records.filter(pl.col("duration_sec").is_null())
+    events = with_fields(waterfall(nest(records), request_id, instants).to_dicts())
     calls = reported_calls(opened, row).to_dicts()
     logged = calls_of_request(opened, row)
     if args.json:
@@ -208,6 +232,7 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
         for event in events
     ]
     print_table(_EVENTS, shown, title="\nits events")
+    print_fields(events)
     if calls:
         _print_calls(calls)
     if logged:
@@ -247,6 +272,8 @@ def _bar(event: dict[str, Any], whole: float, length: int) -> Styled:
     from sglang_instrument.report.palette import PART_OF_EVENT, colour_of
 
     begin = min(int(float(event["start_sec"]) / whole * length), length - 1)
+    if event["duration_sec"] is None:  # an instant event
+        return Styled(" " * begin + "|", "")
     width = max(1, round(float(event["duration_sec"]) / whole * length))
     phase = PART_OF_EVENT.get(event["event"], kind_of(event["event"]).phase)
     return Styled((" " * begin + "#" * width)[:length], colour_of(phase))
@@ -273,10 +300,11 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
             row["response_tokens"],
             row["finish_reason"] or row["error"],
             row["reward"],
+            *cells_of(row),
         )
         for row in rows
     ]
-    print_table(columns, shown, title=title)
+    print_table([*columns, *columns_of(rows)], shown, title=title)
 
 
 def _versions(row: dict[str, Any]) -> str | None:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     import polars as pl
 
 HELP: Final = """\
-Ask a run in SQL. The tables are spans, requests, turns, steps, workers, engine_requests, processes and
-findings; docs/reference/dataset.md describes their columns, docs/how-to/sql.md answers twenty questions.
+Ask a run in SQL. The tables are spans, requests, turns, steps, workers, engine_requests, processes, findings
+and fields; docs/reference/dataset.md describes their columns, docs/how-to/sql.md answers twenty questions.
 
     sglang-instrument sql logs/gsm8k_600 "describe requests"
     sglang-instrument sql logs/gsm8k_600 "select step, max(duration_sec) from requests group by step"
+    sglang-instrument sql logs/gsm8k_600 "select event, extra->>'tool_calls' from spans"    # your own fields
     sglang-instrument sql gsm8k_600_parquet "select step, quantile_cont(duration_sec, 0.99) as p99
         from spans where event = 'tool_execution' group by step order by step" --csv > p99.csv
 
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer."""
+    from sglang_instrument.analysis.dataset.columns import VIEWS
     from sglang_instrument.analysis.dataset.export import write_table, writing
     from sglang_instrument.analysis.dataset.query import ask
     from sglang_instrument.analysis.run.opening import open_run
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = open_run(args.logs, progress)
         rows = ask(opened, args.query, progress)
-    if "spans" in args.query.lower():
+    if any(name in args.query.lower() for name in ("spans", *VIEWS)):
         select.tell_pruned(opened, left=select.WRITTEN_BEFORE)
     if args.csv:
         _print_csv(rows)

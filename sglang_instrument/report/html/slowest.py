@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.answers.engine_calls import reported_calls
 from sglang_instrument.analysis.answers.requests import request_table, waterfall
+from sglang_instrument.analysis.reading.all_fields import with_texts
+from sglang_instrument.analysis.timing.nesting import nest
+from sglang_instrument.report.event_fields import with_words
 from sglang_instrument.report.html.chosen import Chosen
 
 if TYPE_CHECKING:
@@ -29,14 +32,15 @@ def slowest_requests(run: Run) -> list[dict[str, Any]]:
             continue
         place = (row["step"], row["worker"])
         if place not in spans:
-            spans[place] = run.read_spans(step=row["step"], worker=row["worker"], validate=False)
+            records = run.read_records(row["step"], row["worker"], validate=False, texts=True)
+            spans[place] = nest(with_texts(records))
         events = waterfall(spans[place], row["request_id"])
         found.append(
             {
                 **row,
                 "key": Chosen(False, row["step"]).key,
                 "of_events": len(events),
-                "events": events.head(_MOST_EVENTS).to_dicts(),
+                "events": with_words(events.head(_MOST_EVENTS)).to_dicts(),
                 "calls": reported_calls(run, row).head(_MOST_EVENTS).to_dicts(),
             }
         )

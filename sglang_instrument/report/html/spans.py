@@ -10,6 +10,9 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.analysis.answers.round_trips import of_worker
+from sglang_instrument.analysis.reading.all_fields import with_texts
+from sglang_instrument.analysis.timing.nesting import nest
+from sglang_instrument.report.event_fields import with_words
 from sglang_instrument.report.html.still_open import open_spans
 from sglang_instrument.report.palette import COLOURED, PART_OF_EVENT
 
@@ -44,9 +47,9 @@ def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes
 
     The format: four bytes with the length of a JSON header, the header, and the columns that it names. For
     each span they hold: start and duration in ticks, event, phase, depth below its row, turn (255: none),
-    flags, self time, active time. A row is a request, or everything that a worker did outside of requests;
-    the header tells where its spans begin. `ahead`, the result of `round_trips.ahead_us`, puts all times on
-    one clock.
+    flags, self time, active time, the number of the words of its fields. A row is a request, or everything
+    that a worker did outside of requests; the header tells where its spans begin. `ahead`, the result of
+    `round_trips.ahead_us`, puts all times on one clock.
     """
     spans = _laid_out(run, chosen, ahead)
     origin = _number(spans["start_us"].min())
@@ -55,6 +58,7 @@ def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes
     rows = _rows(run, chosen, spans, origin)
     events = spans["event"].unique(maintain_order=True).to_list()
     numbers = {event: number for number, event in enumerate(events)}
+    number_of = {words: number for number, words in enumerate(spans["fields"].unique(maintain_order=True))}
     columns = {
         "start": ("u4", ((spans["start_us"] - origin) // tick_us).to_list()),
         "ticks": ("u4", ((spans["end_us"] - spans["start_us"]) // tick_us).to_list()),
@@ -65,6 +69,7 @@ def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes
         "flags": ("u1", spans["flags"].to_list()),
         "self": ("u4", (spans["self_sec"] * 1e6 / tick_us).cast(pl.Int64).to_list()),
         "active": ("u4", _active_ticks(spans, tick_us)),
+        "words": ("u4", [number_of[words] for words in spans["fields"]]),
     }
     header = {
         "key": chosen.key,
@@ -72,6 +77,7 @@ def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes
         "extent_sec": extent / 1e6,
         "begun_us": origin,
         "events": events,
+        "fields": [*number_of],
         "moved": sorted(name for name in ahead if name.startswith("worker_")),
         **rows,
     }
@@ -88,7 +94,8 @@ def _active_ticks(spans: pl.DataFrame, tick_us: int) -> list[int]:
 
 def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFrame:
     """Return the spans sorted by row, depth and start, on the median worker's clock."""
-    spans = _with_depth(run.read_spans(step=chosen.step, validate=chosen.validate))
+    records = run.read_records(chosen.step, validate=chosen.validate, texts=True)
+    spans = with_words(_with_depth(nest(with_texts(records))))
     spans = spans.filter(pl.col("step").is_not_null())
     of_workers = spans.filter(pl.col("role").cast(pl.String) == "worker")
     spans = spans if of_workers.is_empty() else of_workers
@@ -100,6 +107,7 @@ def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFram
         "depth",
         "self_sec",
         "active_sec",
+        "fields",
         pl.col("event").cast(pl.String),
         pl.col("turn").cast(pl.Int64),
         phase_number=pl.coalesce(_NUMBER_OF_EVENT, pl.col("counts_for").to_physical().cast(pl.Int64)),
@@ -156,7 +164,10 @@ def _still_open(run: Run, chosen: Chosen, spans: pl.DataFrame) -> pl.DataFrame:
     table = pl.DataFrame(found, schema=schema)
     oldest_first = pl.col("age_sec").rank("ordinal", descending=True).over(_ROW) - 1
     return table.with_columns(
-        depth=oldest_first.cast(pl.Int64), active_sec=pl.lit(None, pl.Float64), self_sec=pl.lit(0.0)
+        depth=oldest_first.cast(pl.Int64),
+        active_sec=pl.lit(None, pl.Float64),
+        self_sec=pl.lit(0.0),
+        fields=pl.lit(""),
     )
 
 

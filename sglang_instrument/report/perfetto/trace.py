@@ -11,11 +11,13 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks
 from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.reading.all_fields import TEXT_COLUMNS, with_texts
 from sglang_instrument.analysis.reading.files import LOOP_BLOCK, File, RunFiles
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.timing.lanes import ROUNDING_US, WRITING_US
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.report.html.still_open import open_spans
+from sglang_instrument.report.perfetto.annotations import annotated
 from sglang_instrument.report.perfetto.lag import lags
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes, write_lanes
 from sglang_instrument.report.perfetto.packets import Packets, Value
@@ -118,7 +120,7 @@ class _RunWriter:
 
     def write(self, run: Run) -> None:
         """Write the events of a step."""
-        records = run.read_records()
+        records = with_texts(run.read_records(texts=True))
         slices: dict[_Key, list[Slice]] = {}
         for key, one in _slices(nest(records)):
             slices.setdefault(key, []).append(one)
@@ -291,15 +293,17 @@ def _instants(points: pl.DataFrame) -> Iterator[tuple[_Key, _Instant]]:
 def _rows(table: pl.DataFrame, *more: str) -> Iterator[tuple[Any, ...]]:
     """Yield key, event, phase, end, values and more columns of each row, in the order of time."""
     own = ("event", "phase", "end_us")
-    columns = [*_Key._fields, *own, *_VALUES, *more]
+    columns = [*_Key._fields, *own, *_VALUES, *TEXT_COLUMNS, *more]
     ordered = table.sort("start_us", maintain_order=True).with_columns(pl.col(_WORDS).cast(pl.String))
     keys, front = len(_Key._fields), len(_Key._fields) + len(own)
     back = front + len(_VALUES)
+    rest = back + len(TEXT_COLUMNS)
     for row in ordered.select(columns).iter_rows():
         values = {name: one for name, one in zip(_VALUES, row[front:back], strict=True) if one is not None}
         if "turn" in values:
             values["turn"] += 1  # people count from 1
-        yield _Key(*row[:keys]), *row[keys:front], values, row[back:]
+        values |= annotated(row[back], row[back + 1], values)
+        yield _Key(*row[:keys]), *row[keys:front], values, row[rest:]
 
 
 def write_file(path: Path, write: Callable[[Packets], Any]) -> Any:

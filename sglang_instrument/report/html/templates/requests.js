@@ -15,6 +15,7 @@ R.waterfall = (events, whole, turnOf = (row) => row.turn) => {
     ["time", (row) => row.duration_sec, R.seconds],
     ["itself", (row) => row.self_sec, R.seconds],
     ...(measured ? running : []),
+    ...(events.some((row) => row.fields) ? [["fields", (row) => row.fields || null, R.fieldsOf]] : []),
     ["from start to end", null, (row) => R.track(row, whole)],
   ];
   const groups = new Map();
@@ -35,6 +36,7 @@ R.eventName = (event, row) => {
   const style = { paddingLeft: `${Math.min(row.depth, 8) * 14}px` };
   return R.el("span", { style }, event, row.open ? " (open)" : "");
 };
+R.fieldsOf = (words) => R.el("span", { class: "fields" }, words ?? "");
 R.suspended = (row) => (R.isNone(row.active_sec) ? null : Math.max(0, row.duration_sec - row.active_sec));
 
 // A bar from the event's start to its end; its solid part is the event's self time.

@@ -77,7 +77,9 @@ R.hover = (event) => {
   );
   const running = R.seconds((model.active[span] - 1) * model.tick_sec);
   const suspended = model.active[span] ? `running for ${running}, suspended for the rest` : "";
-  R.tip(event, model.events[model.event[span]], where, `${took}${open}${failed}, from ${from}`, suspended);
+  const fields = model.fields[model.words[span]];
+  const when = `${took}${open}${failed}, from ${from}`;
+  R.tip(event, model.events[model.event[span]], where, when, suspended, fields);
 };
 
 R.setCursor = (sec) => {

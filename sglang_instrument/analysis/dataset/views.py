@@ -1,0 +1,90 @@
+"""Make the views of a dataset that SQL asks: one of each table's files, and what is made of these."""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.dataset.columns import TABLES, schema_of
+from sglang_instrument.analysis.run.span_files import NULL_PARTITION, SPANS
+from sglang_instrument.errors import LogError
+from sglang_instrument.regular_files import demand_regular
+
+_TYPES: Final[dict[Any, str]] = {
+    pl.Int64: "BIGINT",
+    pl.Float64: "DOUBLE",
+    pl.String: "VARCHAR",
+    pl.Boolean: "BOOLEAN",
+    pl.Datetime("us", "UTC"): "TIMESTAMPTZ",
+}
+#: DuckDB before 2.0 does not know the name of the partition for null, and cannot cast it.
+_PARTITIONS: Final = {
+    "run_id": f"nullif(run_id, '{NULL_PARTITION}')",
+    "step": "try_cast(step AS BIGINT)",
+}
+#: A row for each event, field and type of its values in JSON.
+_FIELDS: Final = """
+CREATE VIEW fields AS
+WITH objects AS (
+    SELECT event, extra AS object FROM spans UNION ALL SELECT event, other_keys FROM spans),
+members AS (
+    SELECT event, key, type, value FROM objects, json_each(object) WHERE json_type(object) = 'OBJECT'),
+typed AS (
+    SELECT event, key, value, CASE
+        WHEN type IN ('UBIGINT', 'BIGINT', 'HUGEINT', 'UHUGEINT', 'DOUBLE') THEN 'number'
+        WHEN type = 'VARCHAR' THEN 'string'
+        ELSE lower(type) END AS type
+    FROM members)
+SELECT event, key AS field, type, count(*) AS count,
+    max(CASE WHEN type = 'number' THEN try_cast(value AS DOUBLE) END) AS example
+FROM typed GROUP BY event, key, type ORDER BY event, key, type"""
+
+
+def make_views(connection: Any, dataset: Path) -> None:
+    """Make a view of each table, and those of `VIEWS`."""
+    for name in TABLES:
+        connection.execute(_view(connection, dataset, name))
+    connection.execute(_FIELDS)
+
+
+def _view(connection: Any, dataset: Path, name: str) -> str:
+    """Return the statement that makes a view; of a table without files, an empty table."""
+    below = f"{SPANS}/*/*/*.parquet" if name == SPANS else f"{name}.parquet"
+    if not _regular_files(dataset, below):
+        types = ", ".join(f'"{column}" {_TYPES[kind]}' for column, kind in schema_of(name).items())
+        return f"CREATE TABLE {name} ({types})"
+    options = ", hive_partitioning = true, hive_types_autocast = false" if name == SPANS else ""
+    source = f"read_parquet({pattern(dataset, below)}{options})"
+    written = {column for column, *_ in connection.execute(f"DESCRIBE FROM {source}").fetchall()}
+    columns = ", ".join(f'{_read(name, column, written)} AS "{column}"' for column in TABLES[name])
+    return f"CREATE VIEW {name} AS SELECT {columns} FROM {source}"  # noqa: S608 - names and paths of ours
+
+
+def _read(table: str, column: str, written: set[str]) -> str:
+    """Return what a column of a table is; one that a dataset of an earlier version lacks is null."""
+    if column not in written:
+        return f"CAST(NULL AS {_TYPES[schema_of(table)[column]]})"
+    partition = _PARTITIONS.get(column) if table == SPANS else None
+    return partition or f'"{column}"'  # `group` is a word of SQL
+
+
+def _regular_files(dataset: Path, below: str) -> bool:
+    """Return whether a pattern has files; raise LogError if DuckDB would wait for one, such as a FIFO."""
+    found = list(dataset.glob(below))
+    try:
+        for path in found:
+            demand_regular(path)
+    except OSError as error:
+        raise LogError(str(error)) from None
+    return bool(found)
+
+
+def pattern(dataset: Path, below: str = "") -> str:
+    """Return a pattern in quotes; the characters of the dataset's own path match themselves alone."""
+    return quoted(Path(re.sub(r"([*?\[])", r"[\1]", str(dataset.absolute())), below))
+
+
+def quoted(path: Path) -> str:
+    """Return a path as a text of SQL."""
+    return "'" + str(path).replace("'", "''") + "'"
