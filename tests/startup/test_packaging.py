@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from setuptools.errors import CompileError
+from setuptools._distutils.errors import CompileError
 
 from sglang_instrument.native.stamps import PARTS
 from sglang_instrument.patching.tables.reading import load_tables
