@@ -60,8 +60,28 @@ cdef vectorcallfunc call_of_span = call_of(span)[0]
 cdef vectorcallfunc call_of_event = call_of(event)[0]
 
 
+# Called by way of a pointer, a function that raises returns NULL, as a vectorcall has to.
+ctypedef PyObject* (*from_event)(PyObject *event) noexcept
+cdef from_event call_plain_span = <from_event>plain_span
+
+
+cdef PyObject* plain_span(PyObject *event) except NULL:
+    """Return `span(event)`: without keywords, it needs no dictionary of them, which is a tenth of its time."""
+    cdef object made
+    try:
+        made = make_span(<object>event, None, None)
+    except BaseException:
+        drop_record("beginning a span")
+        made = LOST
+    Py_INCREF(<PyObject*>made)
+    return <PyObject*>made
+
+
 cdef PyObject* span_or_lost(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
-    cdef PyObject *made = call_of_span(called, args, flagged, names)
+    cdef PyObject *made
+    if names == NULL and PyVectorcall_NARGS(flagged) == 1:
+        return call_plain_span(args[0])
+    made = call_of_span(called, args, flagged, names)
     return instead_of_call("beginning a span", LOST) if made == NULL else made
 
 

@@ -86,8 +86,9 @@ cdef class Span:
     cdef int begin(self, object event, object extra, object phase, long long waited_ns) except -1:
         self.event, self.extra, self.phase = event, extra, phase
         self.waited_ns = waited_ns
-        cdef Context context = <Context?>context_now()
-        self.context = skip_left(context) if context.left else context
+        self.context = context_now()
+        if (<Context?>self.context).left:
+            self.context = skip_left(<Context>self.context)
         self.thread = PyThread_get_thread_ident()
         self.start = now_ns()
         return 0
