@@ -1,7 +1,6 @@
 # demo: a real rollout on the real SGLang engine, on the CPU if there is no GPU
 # native: compile the .pyx files that changed, if there is a compiler
 # test, lint, bench: the checks that a change must pass; each makes the virtual environment that it needs
-# quick: `make test` without the tests that start an engine, and once, with what is compiled
 # test-ray, test-trainers: tests with the real Ray and the real trainers, in separate environments below .envs
 # test-collect: `collect` with a real S3 server and a real sshd
 # test-mlflow: `export --otlp` with a real receiver, MLflow's server
@@ -33,7 +32,7 @@ NOT_PURE := patching/test_anchors.py patching/test_fields.py patching/test_pickl
 PURE := tests/recording tests/patching tests/startup/test_install.py $(NOT_PURE:%=--ignore tests/%) --deselect \
 	tests/recording/contract/test_programs_exceptions.py::test_an_exception_that_another_thread_sets_arrives
 
-.PHONY: demo native test quick test-ray test-collect test-mlflow test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
+.PHONY: demo native test test-ray test-collect test-mlflow test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
 
 # Compile while the packages are downloaded.
 demo: $(BIN)/python
@@ -43,9 +42,6 @@ demo: $(BIN)/python
 test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router environment-prometheus
 	$(PYTEST) --ignore tests/trainers
 	SGLANG_INSTRUMENT_NATIVE=0 $(PYTEST) $(PURE)
-
-quick: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native
-	$(PYTEST) --ignore tests/trainers -m "not engine"
 
 # In one process: a Ray driver joins any cluster that it finds on its machine.
 test-ray: environment-ray
