@@ -87,7 +87,11 @@ class TaskBlock:
 def _bound_now() -> Context:
     """Return the current context, without blocks that were left elsewhere, as by another task."""
     context = CURRENT.get()
-    return skip_left(context) if context.left else context
+    try:
+        return skip_left(context) if context.left else context
+    except MemoryError as error:
+        log_swallowed("reading the bound ids", error)
+        return context
 
 
 class ThreadBegin:

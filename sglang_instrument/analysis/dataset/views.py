@@ -71,13 +71,13 @@ def _read(table: str, column: str, written: set[str]) -> str:
 
 def _regular_files(dataset: Path, below: str) -> bool:
     """Return whether a pattern has files; raise LogError if DuckDB would wait for one, such as a FIFO."""
-    found = list(dataset.glob(below))
+    paths = list(dataset.glob(below))
     try:
-        for path in found:
+        for path in paths:
             demand_regular(path)
     except OSError as error:
         raise LogError(str(error)) from None
-    return bool(found)
+    return bool(paths)
 
 
 def pattern(dataset: Path, below: str = "") -> str:

@@ -55,7 +55,7 @@ class LastReport:
         report, self._report = self._report, None
         later, self._later = self._later, []
         named = [] if report is None or not isinstance(report.extra.oldest, list) else report.extra.oldest
-        named = [one for one in named if isinstance(one, dict) and _is_open(one, later)]
+        named = [span for span in named if isinstance(span, dict) and _is_open(span, later)]
         if report is None or not named:
             return None
         report.extra.oldest = named
@@ -68,13 +68,13 @@ def _is_open(named: dict[str, Any], later: list[Sequence[Line]]) -> bool:
     age_sec = named.get("age_sec")
     if request_id is None or type(event) is not str or not isinstance(age_sec, (int, float)):
         return False
-    of_request = (
+    events = (
         line.event
         for lines in later
         for line in lines
         if line.extra is not None and line.extra.request_id == request_id
     )
-    return not any(one == event or kind_of(one).phase == "request" for one in of_request)
+    return not any(name == event or kind_of(name).phase == "request" for name in events)
 
 
 def open_at_their_end(files: Sequence[File], gone: Collection[Process]) -> list[Ended]:
@@ -92,7 +92,7 @@ def open_at_their_end(files: Sequence[File], gone: Collection[Process]) -> list[
             is_followed = number + 1 < len(parts) or (file.place and _CHILDS.search(file.place.stem))
             if is_followed and process in gone and last is not None:
                 ended.append(Ended(file, process[2], _spans(last)))
-    return [one for one in ended if one.spans]
+    return [process for process in ended if process.spans]
 
 
 def _parts(file: File, controls: Sequence[Control]) -> Iterator[tuple[Process, Control | None]]:

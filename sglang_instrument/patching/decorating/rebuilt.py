@@ -127,13 +127,13 @@ def _is_being_imported(module: str) -> bool:
 
 
 def _is_replaced(decorated: _Decorated) -> bool:
-    found: Any = sys.modules.get(decorated.module)
+    value: Any = sys.modules.get(decorated.module)
     for name in decorated.qualname.split("."):
-        found = entries(found).get(name)
-    if type(found) in (staticmethod, classmethod):
-        found = found.__func__
-    if type(found) is not FunctionType or found in NOTES:
+        value = entries(value).get(name)
+    if type(value) in (staticmethod, classmethod):
+        value = value.__func__
+    if type(value) is not FunctionType or value in NOTES:
         return False
-    code = original_of(found.__code__)
-    is_there = code.co_filename == decorated.filename and code.co_firstlineno in decorated.lines
-    return is_there and code is not decorated.code() and found.__qualname__ == decorated.qualname
+    code = original_of(value.__code__)
+    is_same_place = code.co_filename == decorated.filename and code.co_firstlineno in decorated.lines
+    return is_same_place and code is not decorated.code() and value.__qualname__ == decorated.qualname
