@@ -153,8 +153,8 @@ def component(name: str) -> str:
     import zlib  # only here: few names are changed
 
     end = f"-{zlib.crc32(name.encode(errors='backslashreplace')):08x}"
-    kept = cleaned.encode()[: _NAME_LIMIT - len(end)].decode(errors="ignore")  # whole characters
-    return (kept if kept.strip("_") else DEFAULT_EXPERIMENT) + end
+    shortened = cleaned.encode()[: _NAME_LIMIT - len(end)].decode(errors="ignore")  # whole characters
+    return (shortened if shortened.strip("_") else DEFAULT_EXPERIMENT) + end
 
 
 def _may_stay(sign: str) -> bool:

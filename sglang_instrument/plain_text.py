@@ -16,12 +16,12 @@ _IN_JSON: Final = re.compile(f"[{_BEYOND_C0}]")
 
 def plain(text: str) -> str:
     """Return text as one line in which control characters are written as in Python's source: \\x1b, \\n."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def plain_json(text: str) -> str:
     """Return the same JSON with those control characters escaped that JSON itself leaves as they are."""
-    return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def listed(names: Sequence[str], most: int) -> str:

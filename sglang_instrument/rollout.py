@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from sglang_instrument.config import PREFIX
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.profilers.trainers import router_of
-from sglang_instrument.profilers.workers import Worker, workers_behind
+from sglang_instrument.profilers.workers import EngineWorker, workers_behind
 
 HEARTBEAT_SEC: Final = 60.0
 _LOOK_EVERY_SEC: Final = 0.5
@@ -53,8 +53,8 @@ def sleep(
     if named:
         _wait(args, rollout_id, Path(named), heartbeat_sec)
     # A new folder: in a shared one, another user could create the file.
-    with tempfile.TemporaryDirectory(prefix="sglang-instrument-") as own:
-        _wait(args, rollout_id, Path(own) / "wake", heartbeat_sec)
+    with tempfile.TemporaryDirectory(prefix="sglang-instrument-") as folder:
+        _wait(args, rollout_id, Path(folder) / "wake", heartbeat_sec)
 
 
 def _wait(args: Any, rollout_id: Any, wake: Path, heartbeat_sec: float | None) -> NoReturn:
@@ -85,16 +85,16 @@ def _seconds(name: str, default: float) -> float:
 def _heartbeat(args: Any, rollout_id: Any, spent: float, wake: Path) -> str:
     router = router_of(args)
     reach = " --router-url URL (or --worker-url URL)"
-    found: list[Worker] = []
+    workers: list[EngineWorker] = []
     if router is not None:
         reach = f" --router-url {router}"
         try:
-            found = workers_behind([router], timeout_sec=_ROUTER_SEC)
+            workers = workers_behind([router], timeout_sec=_ROUTER_SEC)
         except InstrumentError as error:
             reach += f" ({error})"
-    urls = ", ".join(worker.url for worker in found[:8]) + (" ..." if len(found) > 8 else "")
-    there = f"; {len(found)} workers: {urls}" if found else ""
+    urls = ", ".join(worker.url for worker in workers[:8]) + (" ..." if len(workers) > 8 else "")
+    reached = f"; {len(workers)} workers: {urls}" if workers else ""
     return (
-        f"sglang_instrument.rollout.sleep: rollout {rollout_id} has waited for {spent:.0f} s{there}; "
+        f"sglang_instrument.rollout.sleep: rollout {rollout_id} has waited for {spent:.0f} s{reached}; "
         f"to profile: sglang-instrument profile capture{reach}; to end: touch {wake}"
     )

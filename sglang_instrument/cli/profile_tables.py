@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.tables import print_line, print_table
-from sglang_instrument.profilers.from_outside.checking import Finding
-from sglang_instrument.profilers.switching import Outcome
+from sglang_instrument.profilers.from_outside.checking import CheckResult
+from sglang_instrument.profilers.switching import SwitchOutcome
 from sglang_instrument.profilers.trace_files import TraceFile
 
 _URL: Final = Column("worker", "its number and its address")
@@ -47,7 +47,7 @@ TABLES: Final = {
 }
 
 
-def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def print_outcomes(outcomes: Sequence[SwitchOutcome]) -> None:
     """Print a row a worker, and below the errors and notices of each."""
     rows = [(f"{one.number}  {one.url}", one.state, one.engine or None, one.sec) for one in outcomes]
     well = sum(one.ok for one in outcomes)
@@ -95,7 +95,7 @@ def print_captures(rows: Sequence[dict[str, Any]]) -> None:
             print_line(f"worker {row['number']}, {row['url']}: {row['words']}")
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
+def print_findings(findings: Sequence[CheckResult]) -> None:
     """Print what was checked, and below what is wrong."""
     marks = {True: "ok", False: "wrong", None: "?"}
     rows = [

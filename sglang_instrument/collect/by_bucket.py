@@ -68,31 +68,33 @@ def upload(run: Path, url: str, progress: Callable[[int, int], None]) -> dict[st
 
 
 def _upload(run: Path, url: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    found = on_node.look(str(run))
-    if not found["exists"]:
+    contents = on_node.look(str(run))
+    if not contents["exists"]:
         raise LogError(f"{run} is no folder; give the experiment's folder, logs/EXPERIMENT")
     system, root = storage(url)
-    below = f"{root}/{component(found['host'])}"
+    below = f"{root}/{component(contents['host'])}"
     uploaded = _read_state(system, f"{below}/{_STATE}")
-    new = [one for one in found["files"] if uploaded.get(one["path"]) != (one["whole"], one["mtime_ns"])]
-    waiting = [one["path"] for one in new if one["is_log"] and not is_closed(run / one["path"])]
-    ready = [one for one in new if one["path"] not in set(waiting)]
+    new = [
+        file for file in contents["files"] if uploaded.get(file["path"]) != (file["whole"], file["mtime_ns"])
+    ]
+    waiting = [file["path"] for file in new if file["is_log"] and not is_closed(run / file["path"])]
+    ready = [file for file in new if file["path"] not in set(waiting)]
     sent = 0
     try:
-        for number, one in enumerate(ready):
+        for number, file in enumerate(ready):
             progress(number, len(ready))
-            sent += _write(system, run, below, one)
-            uploaded[one["path"]] = one["whole"], one["mtime_ns"]
+            sent += _write(system, run, below, file)
+            uploaded[file["path"]] = file["whole"], file["mtime_ns"]
     finally:
         if ready:
             system.pipe_file(f"{below}/{_STATE}", msgspec.json.encode(uploaded))
     return {
-        "host": found["host"],
+        "host": contents["host"],
         "url": url,
         "written": len(ready),
-        "bytes": sum(one["whole"] for one in ready),
+        "bytes": sum(file["whole"] for file in ready),
         "sent_bytes": sent,
-        "left": len(found["files"]) - len(new),
+        "left": len(contents["files"]) - len(new),
         "open": sorted(waiting),
     }
 
@@ -118,14 +120,14 @@ def is_closed(path: Path) -> bool:
     return (bool(marks) and marks[-1] != b"log_opened") or silent_sec > _SILENT_SEC
 
 
-def _write(system: Any, run: Path, below: str, one: dict[str, Any]) -> int:
+def _write(system: Any, run: Path, below: str, file: dict[str, Any]) -> int:
     """Write one file, a log compressed; return the bytes written, which the storage must have, too."""
-    target = f"{below}/{one['path']}"
-    size = one["whole"]
-    if one["is_log"]:
+    target = f"{below}/{file['path']}"
+    size = file["whole"]
+    if file["is_log"]:
         target += ".zst"
-    with (run / one["path"]).open("rb") as source, system.open(target, "wb") as out:
-        if one["is_log"]:
+    with (run / file["path"]).open("rb") as source, system.open(target, "wb") as out:
+        if file["is_log"]:
             size = _compress(source, size, out)
         else:
             out.write(source.read(size))

@@ -135,8 +135,8 @@ class RayNode:
         """Call a function there; the next call begins before an answer is taken."""
         remote = self._remote(function)
         left = iter(arguments)
-        waiting = [remote.remote(*one) for one in islice(left, _AHEAD)]
+        waiting = [remote.remote(*values) for values in islice(left, _AHEAD)]
         while waiting:
             answer = self._ray.get(waiting.pop(0), timeout=_ANSWER_SEC)
-            waiting += [remote.remote(*one) for one in islice(left, 1)]
+            waiting += [remote.remote(*values) for values in islice(left, 1)]
             yield answer

@@ -56,7 +56,7 @@ class _State(msgspec.Struct):
     files: list[Collected]
 
 
-class Folder:
+class CollectedFolder:
     """The folder that a run is collected into.
 
     Args:
@@ -71,7 +71,7 @@ class Folder:
         self._below = SafeFolder(folder)
         self._ours = self._below / OURS
         self.files = self._read_state()
-        if not self._ours.has_file(_STATE) and any(one != OURS for one in self._below.names()):
+        if not self._ours.has_file(_STATE) and any(name != OURS for name in self._below.names()):
             raise LogError(f"{folder} holds files that `collect` did not bring; give a new or empty folder")
         self._is_new = not os.path.lexists(self._ours.path)
         self._made_folder = not folder.exists()
@@ -180,11 +180,11 @@ class _Pruned(msgspec.Struct):
 
 def _pruned(folder: Path) -> set[tuple[str, int]]:
     """Return the path and the size of each file that `prune` deleted in a folder."""
-    found: set[tuple[str, int]] = set()
+    pruned: set[tuple[str, int]] = set()
     for path in (folder / PRUNED).glob("[!.]*/digest.json"):
         try:
             read = msgspec.json.decode(read_regular(path, _MOST_STATE_BYTES), type=_Pruned)
         except (OSError, msgspec.MsgspecError):
             continue  # readers of the run say so; these files are brought again
-        found.update((file.path, file.size) for file in read.files)
-    return found
+        pruned.update((file.path, file.size) for file in read.files)
+    return pruned

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Collection
 from typing import Final
 
-from sglang_instrument.collect.collected import Collected, Folder
+from sglang_instrument.collect.collected import Collected, CollectedFolder
 from sglang_instrument.collect.on_node import BLOCK
 
 _ENDING: Final = ".zst"
 
 
-def drop_replaced(folder: Folder, offered: Collection[str]) -> list[str]:
+def drop_replaced(folder: CollectedFolder, offered: Collection[str]) -> list[str]:
     """Delete each log that begins a compressed one of the same nodes; return the paths here.
 
     Args:
@@ -40,7 +40,7 @@ def drop_replaced(folder: Folder, offered: Collection[str]) -> list[str]:
     return sorted(dropped)
 
 
-def _begins(folder: Folder, compressed: Collected, log: Collected) -> bool:
+def _begins(folder: CollectedFolder, compressed: Collected, log: Collected) -> bool:
     """Return whether a compressed log begins with all bytes that are here of a log."""
     import zstandard
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sglang_instrument.collect import on_node
-from sglang_instrument.collect.collected import PRUNED, Collected, Folder
+from sglang_instrument.collect.collected import PRUNED, Collected, CollectedFolder
 from sglang_instrument.collect.compressed import drop_replaced
-from sglang_instrument.collect.nodes import Node, Source
-from sglang_instrument.collect.outcome import Missing, NodeReport, Outcome
+from sglang_instrument.collect.nodes import Node, NodeSource
+from sglang_instrument.collect.outcome import CollectOutcome, Missing, NodeReport
 from sglang_instrument.collect.same_files import Offer, match
 
 CHUNK_BYTES: Final = 16 * 2**20  # raw, a call; two a node are under way
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass
-class _Job:
+class _NodeFiles:
     """What one node has to send: files, and how far."""
 
     node: Node
@@ -41,7 +41,9 @@ class _Job:
         return sum(offer.whole - _begin(file, offer) for file, offer in self.files)
 
 
-def gather(run: str | Callable[[Node], str], source: Source, folder: Folder, progress: Progress) -> Outcome:
+def gather(
+    run: str | Callable[[Node], str], source: NodeSource, folder: CollectedFolder, progress: Progress
+) -> CollectOutcome:
     """Bring what is new, from all nodes at once, until no node joins or fails meanwhile.
 
     Args:
@@ -55,13 +57,17 @@ def gather(run: str | Callable[[Node], str], source: Source, folder: Folder, pro
 
 class _Gathering:
     def __init__(
-        self, run: str | Callable[[Node], str], source: Source, folder: Folder, progress: Progress
+        self,
+        run: str | Callable[[Node], str],
+        source: NodeSource,
+        folder: CollectedFolder,
+        progress: Progress,
     ) -> None:
         self._run = run
         self._source = source
         self._folder = folder
         self._progress = progress
-        self._outcome = Outcome()
+        self._outcome = CollectOutcome()
         self._nodes: dict[str, Node] = {}  # by name: those that answer
         self._lock = threading.Lock()
         self._done = self._total = 0
@@ -69,7 +75,7 @@ class _Gathering:
         self._interrupted = False
         self._offered: set[str] = set()  # paths here
 
-    def run(self) -> Outcome:
+    def run(self) -> CollectOutcome:
         for file in self._folder.files:
             file.held = self._folder.held_bytes(file)
         try:
@@ -96,7 +102,7 @@ class _Gathering:
     def _pass(self, nodes: Sequence[Node]) -> bool:
         """Bring what is new from these nodes; return whether all that they offered is here."""
         with ThreadPoolExecutor(_MOST_NODES) as threads:
-            offers = [offer for found in threads.map(self._look, nodes) for offer in found]
+            offers = [offer for node_offers in threads.map(self._look, nodes) for offer in node_offers]
             self._nodes = {node.name: node for node in nodes if node.name not in self._failed()}
             offered = match(self._folder.files, offers, self._hash_there, self._hash_here)
             self._bring_grown_anew(offered)
@@ -120,8 +126,8 @@ class _Gathering:
         """Return what a node holds; [] if it fails."""
         report = self._report(node.name)
         try:
-            [found] = node.calls(on_node.look, [(self._where(node),)])
-            offers = [Offer(node.name, **one) for one in found["files"] if is_inside(one["path"])]
+            [contents] = node.calls(on_node.look, [(self._where(node),)])
+            offers = [Offer(node.name, **file) for file in contents["files"] if is_inside(file["path"])]
         except Exception as error:  # whatever Ray raises for a node
             report.error = _in_words(error)
             return []
@@ -130,9 +136,9 @@ class _Gathering:
         # Without a whole first line it is not known yet which file this is.
         return [offer for offer in offers if offer.whole or not offer.is_log]
 
-    def _share_out(self, offered: Sequence[tuple[Collected, list[Offer]]]) -> list[_Job]:
+    def _share_out(self, offered: Sequence[tuple[Collected, list[Offer]]]) -> list[_NodeFiles]:
         """Decide which node sends which files; nodes of a shared disk share its files out."""
-        jobs = {name: _Job(node, self._report(name)) for name, node in self._nodes.items()}
+        jobs = {name: _NodeFiles(node, self._report(name)) for name, node in self._nodes.items()}
         load: dict[str, int] = defaultdict(int)
         for file, offers in offered:
             longest = max(offer.whole for offer in offers)
@@ -143,7 +149,7 @@ class _Gathering:
                 jobs[chosen.node].files.append((file, chosen))
         return [job for job in jobs.values() if job.files]
 
-    def _bring(self, job: _Job) -> None:
+    def _bring(self, job: _NodeFiles) -> None:
         """Bring the new bytes of one node's files, then compare their hashes."""
         try:
             self._fetch(job)
@@ -152,7 +158,7 @@ class _Gathering:
         except Exception as error:  # whatever Ray raises for a node that dies; a full disk here
             job.report.error = _in_words(error)
 
-    def _fetch(self, job: _Job) -> None:
+    def _fetch(self, job: _NodeFiles) -> None:
         ends = [(offer.path, _begin(file, offer), offer.whole) for file, offer in job.files]
         files = {offer.path: file for file, offer in job.files}
         where = self._where(job.node)
@@ -169,7 +175,7 @@ class _Gathering:
             job.report.sent_bytes += len(content) if job.node.is_far else 0
             self._count(sum(lengths))
 
-    def _compare(self, job: _Job) -> None:
+    def _compare(self, job: _NodeFiles) -> None:
         """Compare the hashes here with those on the node; the next pass brings anew what differs."""
         where = self._where(job.node)
         by_path = {offer.path: (file, offer) for file, offer in job.files}
@@ -179,8 +185,8 @@ class _Gathering:
             [(path, end) for path, _, end in chunk] for chunk in in_chunks(sizes, _HASHED_BYTES, whole=True)
         ]
         answers = job.node.calls(on_node.hashes, ((where, group) for group in groups))
-        for group, there in zip(groups, answers, strict=True):
-            for (path, size), expected in zip(group, there, strict=True):
+        for group, node_hashes in zip(groups, answers, strict=True):
+            for (path, size), expected in zip(group, node_hashes, strict=True):
                 file, offer = by_path[path]
                 if file.held == offer.whole and self._folder.hash(file, size) == expected:
                     file.sha256, file.mtime_ns = expected, offer.mtime_ns
@@ -206,12 +212,12 @@ class _Gathering:
         if node is None:
             return ""
         try:
-            [[found]] = node.calls(on_node.hashes, [(self._where(node), [(path, size)])])
+            [[digest]] = node.calls(on_node.hashes, [(self._where(node), [(path, size)])])
         except Exception as error:
             self._report(name).error = _in_words(error)
             del self._nodes[name]
             return ""
-        return str(found)
+        return str(digest)
 
     def _hash_here(self, file: Collected, size: int) -> str:
         if size == file.held and self._folder.is_pruned(file):
@@ -246,16 +252,16 @@ def in_chunks(
     chunk: list[tuple[str, int, int]] = []
     room = most_bytes
     for path, begin, end in parts:
-        at = begin
-        while at < end or at == begin:  # an empty file is a part, too
+        position = begin
+        while position < end or position == begin:  # an empty file is a part, too
             if chunk and (room <= 0 or (whole and end - begin > room)):
                 yield chunk
                 chunk, room = [], most_bytes
-            taken = end - at if whole else min(end - at, room)
-            chunk.append((path, at, at + taken))
+            taken = end - position if whole else min(end - position, room)
+            chunk.append((path, position, position + taken))
             room -= taken
-            at += taken
-            if at == end:
+            position += taken
+            if position == end:
                 break
     if chunk:
         yield chunk

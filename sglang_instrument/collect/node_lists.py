@@ -59,18 +59,18 @@ def _expand(part: str, text: str) -> Iterator[str]:
     inside, closed, after = rest.partition("]")
     if not closed:
         raise InstrumentError(f"{text!r}: the bracket of {part!r} does not end; write node[001-004,7]")
-    numbers = [number for one in inside.split(",") for number in _numbers(one.strip(), text)]
+    numbers = [number for piece in inside.split(",") for number in _numbers(piece.strip(), text)]
     tails = list(_expand(after, text)) if after else [""]
     yield from (f"{before}{number}{tail}" for number in numbers for tail in tails)
 
 
-def _numbers(one: str, text: str) -> Iterator[str]:
+def _numbers(piece: str, text: str) -> Iterator[str]:
     """Yield the numbers of `001-004`, as wide as the first is written."""
-    found = _RANGE.fullmatch(one)
-    if found is None:
-        raise InstrumentError(f"{text!r}: {one!r} is not a number or a range such as 001-004")
-    first, last = int(found[1]), int(found[2] or found[1])
+    match = _RANGE.fullmatch(piece)
+    if match is None:
+        raise InstrumentError(f"{text!r}: {piece!r} is not a number or a range such as 001-004")
+    first, last = int(match[1]), int(match[2] or match[1])
     if not 0 <= last - first < _MOST_NODES:
-        raise InstrumentError(f"{text!r}: {one!r} ends before it begins, or has over {_MOST_NODES:,} nodes")
-    width = len(found[1])
+        raise InstrumentError(f"{text!r}: {piece!r} ends before it begins, or has over {_MOST_NODES:,} nodes")
+    width = len(match[1])
     yield from (f"{number:0{width}d}" for number in range(first, last + 1))

@@ -20,7 +20,7 @@ class Node(Protocol):
         ...
 
 
-class Source(Protocol):
+class NodeSource(Protocol):
     """A way to reach nodes."""
 
     def nodes(self) -> Mapping[str, Node]:

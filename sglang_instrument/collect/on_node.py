@@ -32,15 +32,15 @@ def sizes(folder: str) -> dict[str, tuple[int, int, int]]:
 
 def sizes_in(root: str) -> dict[str, tuple[int, int, int]]:
     """Return the same as `sizes`, of a folder whose name holds no variables."""
-    found: dict[str, tuple[int, int, int]] = {}
+    sizes_by_name: dict[str, tuple[int, int, int]] = {}
     for entry in _entries(root):
         if not entry.is_dir():
-            found[entry.name] = (0, 0, 0)
+            sizes_by_name[entry.name] = (0, 0, 0)
             continue
-        own = [(entry.name, _size(entry)) for entry in _entries(entry.path) if entry.name.endswith(LOGS)]
-        packed = sum(size for name, size in own if name.endswith(".zst"))
-        found[f"{entry.name}/"] = (len(own), sum(size for _, size in own), packed)
-    return found
+        logs = [(entry.name, _size(entry)) for entry in _entries(entry.path) if entry.name.endswith(LOGS)]
+        packed = sum(size for name, size in logs if name.endswith(".zst"))
+        sizes_by_name[f"{entry.name}/"] = (len(logs), sum(size for _, size in logs), packed)
+    return sizes_by_name
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -65,7 +65,7 @@ def look(folder: str, only: list[str] | None = None) -> dict[str, Any]:
         only: Names of folders in it, as if there were nothing else; None stands for all.
     """
     root = os.path.expandvars(folder)
-    found: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     for parent, names, files in os.walk(root):
         names[:] = [name for name in names if not name.startswith(".") or name == ".pruned"]
         beside = only is not None and parent == root
@@ -76,12 +76,12 @@ def look(folder: str, only: list[str] | None = None) -> dict[str, Any]:
             try:
                 relative = os.path.relpath(path, root)
                 relative.encode()
-                one = None if name.startswith(".") else describe(path, relative)
+                file = None if name.startswith(".") else describe(path, relative)
             except (OSError, UnicodeEncodeError):  # deleted meanwhile; a name that is no text
                 continue
-            if one is not None:
-                found.append(one)
-    return {"host": os.uname().nodename, "exists": os.path.isdir(root), "files": found}  # noqa: PTH112
+            if file is not None:
+                described.append(file)
+    return {"host": os.uname().nodename, "exists": os.path.isdir(root), "files": described}  # noqa: PTH112
 
 
 def describe(path: str, relative: str) -> dict[str, Any] | None:
@@ -111,13 +111,13 @@ def describe(path: str, relative: str) -> dict[str, Any] | None:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of what reads logs, as this node has them: None for what is not installed."""
-    found: dict[str, str | None] = {}
+    installed: dict[str, str | None] = {}
     for name in ("sglang_instrument", "polars", "msgspec", "zstandard"):
         try:
-            found[name] = str(importlib.import_module(name).__version__)
+            installed[name] = str(importlib.import_module(name).__version__)
         except ImportError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def hashes(folder: str, wanted: list[tuple[str, int]]) -> list[str]:
@@ -195,9 +195,9 @@ def _last_newline(file: Any, size: int) -> int:
     while end > 0:
         begin = max(0, end - HEAD)
         file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            return int(begin + found + 1)
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            return int(begin + newline + 1)
         end = begin
     return 0
 

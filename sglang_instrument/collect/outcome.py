@@ -39,7 +39,7 @@ class Missing:
 
 
 @dataclass
-class Outcome:
+class CollectOutcome:
     """What a collection brought.
 
     Attributes:

@@ -70,7 +70,7 @@ def match(
             file.nodes = sorted({*file.nodes, offer.node})
     _name(files, new)
     files += new
-    return [one for of_path in known.values() for one in of_path if one[1]]
+    return [held for of_path in known.values() for held in of_path if held[1]]
 
 
 def _find(
@@ -80,17 +80,17 @@ def _find(
     hash_here: HashHere,
 ) -> tuple[Collected, list[Offer]] | None:
     """Return the known file that an offer is; None if it is new."""
-    same_key = [one for one in known if one[0].key == offer.key]
+    same_key = [held for held in known if held[0].key == offer.key]
     if offer.path.startswith("processes/") and same_key:  # one process: the newest description counts
         return same_key[0]
-    for one in same_key:
-        if one[0].inode == offer.inode:
-            return one
-    for one in same_key:
-        if _begins_alike(one, offer, hash_there, hash_here):
-            return one
+    for held in same_key:
+        if held[0].inode == offer.inode:
+            return held
+    for held in same_key:
+        if _begins_alike(held, offer, hash_there, hash_here):
+            return held
     if not offer.is_log:  # written anew as a whole: the node's own file of this name is replaced
-        return next((one for one in known if offer.node in one[0].nodes and not one[1]), None)
+        return next((held for held in known if offer.node in held[0].nodes and not held[1]), None)
     return None
 
 
@@ -127,7 +127,7 @@ def _name(files: Sequence[Collected], new: Sequence[Collected]) -> None:
         stem = _split(file.path)[0]
         nodes = set(file.nodes)
         disks = named[stem]
-        added = next((added for own, added in disks if own & nodes), None)
+        added = next((added for disk, added in disks if disk & nodes), None)
         if added is None:
             added = f".{component(file.nodes[0])}" if any(not own_added for _, own_added in disks) else ""
         file.target = _with(file.path, added)
@@ -140,9 +140,9 @@ def _name(files: Sequence[Collected], new: Sequence[Collected]) -> None:
 
 
 def _note(disks: list[tuple[set[str], str]], nodes: set[str], added: str) -> None:
-    for own, known in disks:
+    for disk, known in disks:
         if known == added:
-            own.update(nodes)
+            disk.update(nodes)
             return
     disks.append((set(nodes), added))
 
@@ -150,7 +150,7 @@ def _note(disks: list[tuple[set[str], str]], nodes: set[str], added: str) -> Non
 def _split(path: str) -> tuple[str, str]:
     """Return the stem of a file's name, which names its process, and its ending."""
     name = PurePosixPath(path).name
-    ending = next((one for one in _ENDINGS if name.endswith(one)), PurePosixPath(name).suffix)
+    ending = next(filter(name.endswith, _ENDINGS), PurePosixPath(name).suffix)
     return name.removesuffix(ending), ending
 
 

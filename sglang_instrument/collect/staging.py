@@ -31,7 +31,7 @@ class StagedNode:
 
     def calls(self, function: Function, arguments: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Call a function here."""
-        return (function(*one) for one in arguments)
+        return (function(*values) for values in arguments)
 
 
 class Staging:

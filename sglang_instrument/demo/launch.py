@@ -31,7 +31,7 @@ class DemoError(InstrumentError):
 
 
 @dataclass
-class Worker:
+class DemoWorker:
     """A worker process, the read end of its pipe, and the file with its output."""
 
     rank: int
@@ -66,7 +66,7 @@ def run_workers(
         DemoError: A worker died, or no report came for too long. All workers are killed.
     """
     outputs.mkdir(parents=True, exist_ok=True)
-    workers: list[Worker] = []
+    workers: list[DemoWorker] = []
     try:
         for rank in range(options.workers):
             workers.append(_start(rank, options, model, scratch, outputs))  # noqa: PERF401 - if a start
@@ -77,12 +77,12 @@ def run_workers(
             _end(worker)
 
 
-def _start(rank: int, options: DemoOptions, model: Path, scratch: Path, outputs: Path) -> Worker:
-    own = scratch / f"worker_{rank}"
-    own.mkdir()
+def _start(rank: int, options: DemoOptions, model: Path, scratch: Path, outputs: Path) -> DemoWorker:
+    folder = scratch / f"worker_{rank}"
+    folder.mkdir()
     output = outputs / f"worker_{rank}.txt"
     read_end, write_end = os.pipe()
-    order = WorkerOrder(options, rank, str(model), str(own), write_end)
+    order = WorkerOrder(options, rank, str(model), str(folder), write_end)
     with output.open("wb") as printed:
         process = subprocess.Popen(  # noqa: S603 - a fixed command
             [*_COMMAND, json.dumps(asdict(order))],
@@ -95,7 +95,7 @@ def _start(rank: int, options: DemoOptions, model: Path, scratch: Path, outputs:
         )
     os.close(write_end)
     os.set_blocking(read_end, False)
-    return Worker(rank, process, read_end, output)
+    return DemoWorker(rank, process, read_end, output)
 
 
 def _environment(rank: int, options: DemoOptions, run_id: str) -> dict[str, str]:
@@ -115,7 +115,7 @@ def _environment(rank: int, options: DemoOptions, run_id: str) -> dict[str, str]
     return environment
 
 
-def _follow(workers: list[Worker], options: DemoOptions) -> Iterator[tuple[int, Report]]:
+def _follow(workers: list[DemoWorker], options: DemoOptions) -> Iterator[tuple[int, Report]]:
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.pipe, selectors.EVENT_READ, worker)
@@ -131,7 +131,7 @@ def _follow(workers: list[Worker], options: DemoOptions) -> Iterator[tuple[int, 
             check_workers(workers, options, silent_sec=time.monotonic() - last_report)
 
 
-def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: float) -> None:
+def check_workers(workers: list[DemoWorker], options: DemoOptions, *, silent_sec: float) -> None:
     """Raise an error if the workers cannot finish.
 
     Args:
@@ -154,7 +154,7 @@ def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: fl
         )
 
 
-def _describe_death(dead: list[Worker]) -> str:
+def _describe_death(dead: list[DemoWorker]) -> str:
     """Describe one death, a kill first: other workers then fail because the killed one is gone."""
     first = min(dead, key=lambda worker: worker.process.returncode >= 0)
     code = first.process.returncode
@@ -172,7 +172,7 @@ def _tail(output: Path) -> str:
     return "".join(f"\n  | {line}" for line in lines)
 
 
-def _end(worker: Worker) -> None:
+def _end(worker: DemoWorker) -> None:
     """Wait for a worker that is done; then kill its process group in any case."""
     if worker.done:
         try:

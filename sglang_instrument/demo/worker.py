@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sglang_instrument
 from sglang_instrument.demo.cpu_platform import collect_rarely
 from sglang_instrument.demo.options import DemoOptions, WorkerOrder
-from sglang_instrument.demo.problems import SYSTEM, Problem, draw
+from sglang_instrument.demo.problems import SYSTEM, DemoProblem, draw
 
 if TYPE_CHECKING:
     from sglang_instrument.demo.batch import DataProto
@@ -127,7 +127,7 @@ def _plan(run: DemoOptions) -> Iterator[tuple[int, bool]]:
         yield run.steps, True
 
 
-def _prompts(problems: list[Problem], *, step: int, validate: bool) -> DataProto:
+def _prompts(problems: list[DemoProblem], *, step: int, validate: bool) -> DataProto:
     from sglang_instrument.demo.batch import DataProto
 
     return DataProto(
@@ -143,7 +143,7 @@ def _prompts(problems: list[Problem], *, step: int, validate: bool) -> DataProto
     )
 
 
-def _result(step: int, validate: bool, problems: list[Problem], done: DataProto) -> dict[str, Any]:
+def _result(step: int, validate: bool, problems: list[DemoProblem], done: DataProto) -> dict[str, Any]:
     """Return a step's outcome without times and ids, so that equal runs give equal outcomes."""
     masks = done.batch["response_mask"].bool()
     rewards = done.non_tensor_batch["reward_scores"]

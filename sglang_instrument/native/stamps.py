@@ -49,7 +49,7 @@ def stamp_of(root: str, module: str) -> str:
         for included, declared in _NEEDED.findall(text):
             if included or declared.startswith(_OURS.encode()):
                 needed.append(included.decode() or declared.decode().replace(".", "/") + ".pxd")
-        exist = {one for one in needed if os.path.exists(os.path.join(root, one))}  # noqa: PTH110, PTH118 - as above
+        exist = {name for name in needed if os.path.exists(os.path.join(root, name))}  # noqa: PTH110, PTH118 - as above
         waiting += sorted(exist - seen)
         seen |= exist
     return f"sources-{checked:08x}-{length:x}"

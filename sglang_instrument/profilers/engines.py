@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.profilers.options import ProfileOptions, read_options
-from sglang_instrument.profilers.switching import START_SEC, STOP_SEC, Outcome, new_profile_id
+from sglang_instrument.profilers.switching import START_SEC, STOP_SEC, SwitchOutcome, new_profile_id
 from sglang_instrument.profilers.switching import start_all as start_workers
 from sglang_instrument.profilers.switching import stop_all as stop_workers
 from sglang_instrument.profilers.trainers import ReadAttribute, addresses_of, attribute, router_of
-from sglang_instrument.profilers.workers import Worker, workers_behind
+from sglang_instrument.profilers.workers import EngineWorker, workers_behind
 
 _LOOP_SEC: Final = 30.0  # wait this long for an engine's event loop, which its first request creates
 _POLL_SEC: Final = 0.02
@@ -27,7 +27,7 @@ class ProfileError(InstrumentError):
     """A profiler could not be started or stopped."""
 
 
-def start(target: Any, options: ProfileOptions | None = None, /, **fields: Any) -> list[Outcome]:
+def start(target: Any, options: ProfileOptions | None = None, /, **fields: Any) -> list[SwitchOutcome]:
     """Start the profiler of `target`, or of several targets in a list.
 
     Args:
@@ -49,7 +49,7 @@ def start(target: Any, options: ProfileOptions | None = None, /, **fields: Any) 
     return _raise_if_failed(outcomes)
 
 
-def stop(target: Any, /, *, timeout_sec: float = STOP_SEC) -> list[Outcome]:
+def stop(target: Any, /, *, timeout_sec: float = STOP_SEC) -> list[SwitchOutcome]:
     """Stop the profiler of `target`, or of several; return when their traces are written.
 
     Raises:
@@ -62,7 +62,7 @@ def stop(target: Any, /, *, timeout_sec: float = STOP_SEC) -> list[Outcome]:
 
 def start_capture_profile(
     target: Any, options: ProfileOptions | None = None, /, **fields: Any
-) -> list[Outcome]:
+) -> list[SwitchOutcome]:
     """Start to record until `stop_capture_profile`, without a limit unless one is given."""
     return start(target, options, **{"num_steps": 0, **fields})
 
@@ -74,7 +74,7 @@ stop_profile = stop_capture_profile = stop
 
 def start_engine(
     engine: Any, options: ProfileOptions, number: int, *, timeout_sec: float, name: str | None = None
-) -> Outcome:
+) -> SwitchOutcome:
     """Start the profiler of an engine in this process; `name` is its worker's."""
     profile_id = f"{options.profile_id}-{name or f'worker_{number}'}"
     folder = f"{options.output_dir.rstrip('/')}/{options.profile_id}/{name or f'worker_{number}'}"
@@ -91,7 +91,7 @@ def start_engine(
     )
 
 
-def stop_engine(engine: Any, number: int, *, timeout_sec: float) -> Outcome:
+def stop_engine(engine: Any, number: int, *, timeout_sec: float) -> SwitchOutcome:
     """Stop the profiler of an engine in this process."""
     return _switched(
         engine, "stop_profile", lambda manager: manager.stop_profile(), {}, timeout_sec, number, "", ""
@@ -112,32 +112,34 @@ def is_engine(thing: Any, read: ReadAttribute = attribute) -> bool:
 def _engines_and_urls(target: Any) -> tuple[list[Any], list[str]]:
     engines: list[Any] = []
     urls: list[str] = []
-    for one in target if isinstance(target, (list, tuple, set)) else [target]:
-        router = None if isinstance(one, str) else router_of(one)
-        if is_engine(one):
-            engines.append(one)
+    for item in target if isinstance(target, (list, tuple, set)) else [target]:
+        router = None if isinstance(item, str) else router_of(item)
+        if is_engine(item):
+            engines.append(item)
         elif router is not None:
             urls += [worker.url for worker in workers_behind([router])]
-        elif addresses := addresses_of(one):
+        elif addresses := addresses_of(item):
             urls += addresses
-        elif callable(getattr(one, "start_profile", None)) and callable(getattr(one, "stop_profile", None)):
-            engines.append(one)
+        elif callable(getattr(item, "start_profile", None)) and callable(getattr(item, "stop_profile", None)):
+            engines.append(item)
         else:
             raise ProfileError(
-                f"{type(one).__name__} has no profiler that we know; give an address, a sglang.Engine, "
+                f"{type(item).__name__} has no profiler that we know; give an address, a sglang.Engine, "
                 "or an object of the trainer's that knows its servers or its router"
             )
     return engines, list(dict.fromkeys(urls))
 
 
-def _workers(urls: list[str], begin: int) -> list[Worker]:
-    return [Worker(begin + number, url) for number, url in enumerate(urls)]
+def _workers(urls: list[str], begin: int) -> list[EngineWorker]:
+    return [EngineWorker(begin + number, url) for number, url in enumerate(urls)]
 
 
-def _raise_if_failed(outcomes: list[Outcome]) -> list[Outcome]:
+def _raise_if_failed(outcomes: list[SwitchOutcome]) -> list[SwitchOutcome]:
     failed = [outcome for outcome in outcomes if not outcome.ok]
     if failed:
-        raise ProfileError("; ".join(f"worker {one.number} ({one.url}): {one.words}" for one in failed))
+        raise ProfileError(
+            "; ".join(f"worker {outcome.number} ({outcome.url}): {outcome.words}" for outcome in failed)
+        )
     return outcomes
 
 
@@ -165,7 +167,7 @@ def _switched(
     number: int,
     profile_id: str,
     folder: str,
-) -> Outcome:
+) -> SwitchOutcome:
     begun = time.monotonic()
     starting = method == "start_profile"
     words, state = "", "started" if starting else "stopped"
@@ -180,7 +182,7 @@ def _switched(
             state = "idle"
     ok = state != "failed"
     kind = f"{type(engine).__module__.partition('.')[0]} {type(engine).__name__}"
-    return Outcome(
+    return SwitchOutcome(
         number, "in this process", ok, state, kind, words, profile_id, folder, [], time.monotonic() - begun
     )
 

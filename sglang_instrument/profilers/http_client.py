@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 _LONGEST_REPLY_BYTES: Final = 8 * 2**20
 _CONNECT_SEC: Final = 5.0
 
-One = TypeVar("One")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -128,13 +128,13 @@ class _DeadlineSocket(io.RawIOBase):
         """Leave the socket open: http.client closes it before the reply is read."""
 
 
-def all_at_once(act: Callable[[One], Result], ones: Sequence[One]) -> list[Result]:
+def all_at_once(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Return `act` of each item, in their order; all calls run at the same time."""
-    answers = [in_thread(act, one) for one in ones]
+    answers = [in_thread(act, item) for item in items]
     return [answer() for answer in answers]
 
 
-def in_thread(act: Callable[[One], Result], one: One) -> Callable[..., Result]:
+def in_thread(act: Callable[[Item], Result], item: Item) -> Callable[..., Result]:
     """Run `act(one)` in a thread; return a function that waits for the result, or raises what `act` raised.
 
     That function takes the seconds to wait, after which it raises TimeoutError.
@@ -147,7 +147,7 @@ def in_thread(act: Callable[[One], Result], one: One) -> Callable[..., Result]:
 
     def run() -> None:
         try:
-            results.append(act(one))
+            results.append(act(item))
         except BaseException as error:
             errors.append(error)
 

@@ -26,7 +26,7 @@ RPC_ADVICE: Final = (
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineIdentity:
     """What a worker says about itself.
 
     Attributes:
@@ -57,33 +57,34 @@ class Engine:
 
 def identify(
     url: str, *, timeout_sec: float, api_key: str | None = None, with_routes: bool = False
-) -> Engine:
+) -> EngineIdentity:
     """Return what the worker at `url` is; all questions are sent at the same time."""
     questions = [("GET", path) for path in _SELF]
     if with_routes:
         questions += [(_HARMLESS, START), (_HARMLESS, STOP)]
     replies = all_at_once(
-        lambda one: ask(one[0], url + one[1], timeout_sec=timeout_sec, api_key=api_key), questions
+        lambda question: ask(question[0], url + question[1], timeout_sec=timeout_sec, api_key=api_key),
+        questions,
     )
     return _engine_from(replies, with_routes)
 
 
-def _engine_from(replies: list[Reply], with_routes: bool) -> Engine:
+def _engine_from(replies: list[Reply], with_routes: bool) -> EngineIdentity:
     new, old, vllm = replies[:3]
     answers = [reply.json() for reply in (new, old) if reply.ok]
-    facts = next((one for one in answers if isinstance(one, dict)), {})
+    facts = next((answer for answer in answers if isinstance(answer, dict)), {})
     answered = vllm.json() if vllm.ok else None
     reached = any(reply.status for reply in replies)
     routes = None
     if with_routes and reached:
-        there = zip((START, STOP), replies[3:], strict=True)
-        routes = tuple(path for path, reply in there if reply.status not in (0, 404))
+        replies_by_path = zip((START, STOP), replies[3:], strict=True)
+        routes = tuple(path for path, reply in replies_by_path if reply.status not in (0, 404))
     if isinstance(answered, dict) and isinstance(answered.get("version"), str):
         kind, version = "vllm", answered["version"]
     else:
         known = isinstance(facts.get("version"), str) or "internal_states" in facts
         kind, version = ("sglang" if known else ""), facts.get("version")
-    return Engine(
+    return EngineIdentity(
         kind=kind,
         version=version if isinstance(version, str) else None,
         reached=reached,

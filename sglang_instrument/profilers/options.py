@@ -72,7 +72,7 @@ class ProfileOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"profile: {name} must be at least 1, got {value}")
-        unknown = [one for one in self.activities or () if one not in ACTIVITIES]
+        unknown = [activity for activity in self.activities or () if activity not in ACTIVITIES]
         if unknown:
             raise ConfigError(f"profile: no activity {unknown[0]!r}; there are {', '.join(ACTIVITIES)}")
         if "/" in (self.profile_prefix or "") or "/" in (self.profile_id or ""):
@@ -82,7 +82,7 @@ class ProfileOptions:
 
     def body(self, folder: str, profile_id: str) -> dict[str, Any]:
         """Return the request for a worker whose files go to `folder`, without fields that were not set."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
         given |= {"output_dir": folder, "profile_id": profile_id}
         lists = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
         return {key: value for key, value in lists.items() if value is not None and value is not False} | (
@@ -121,7 +121,7 @@ def numbers(text: str) -> frozenset[int]:
     Raises:
         ValueError: The text has another form.
     """
-    found: set[int] = set()
+    chosen: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, dash, last = part.partition("-")
         if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
@@ -129,8 +129,8 @@ def numbers(text: str) -> frozenset[int]:
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high - low > _LONGEST_RANGE:
             raise ValueError(f"{part!r} is empty, or too long")
-        found.update(range(low, high + 1))
-    return frozenset(found)
+        chosen.update(range(low, high + 1))
+    return frozenset(chosen)
 
 
 def read_options(text: str | Mapping[str, Any], base: ProfileOptions | None = None) -> ProfileOptions:
@@ -140,7 +140,7 @@ def read_options(text: str | Mapping[str, Any], base: ProfileOptions | None = No
         ConfigError: A field is unknown, or its value is invalid.
     """
     given = _pairs(text) if isinstance(text, str) else dict(text)
-    known = {one.name for one in fields(ProfileOptions)}
+    known = {field.name for field in fields(ProfileOptions)}
     for name in given.keys() - known:
         raise ConfigError(f"profile_options: no field {name!r}; there are {', '.join(sorted(known))}")
     values = {name: _value(name, value) for name, value in given.items()}

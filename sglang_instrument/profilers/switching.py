@@ -9,9 +9,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from sglang_instrument.profilers.http_client import Reply, all_at_once, ask, in_thread
-from sglang_instrument.profilers.identify_engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
+from sglang_instrument.profilers.identify_engine import (
+    RPC_ADVICE,
+    START,
+    STOP,
+    VLLM_ADVICE,
+    EngineIdentity,
+    identify,
+)
 from sglang_instrument.profilers.options import ProfileOptions
-from sglang_instrument.profilers.workers import Worker
+from sglang_instrument.profilers.workers import EngineWorker
 
 START_SEC: Final = 60.0
 STOP_SEC: Final = 30 * 60.0
@@ -20,7 +27,7 @@ _IDENTIFY_SEC: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SwitchOutcome:
     """The outcome of starting or stopping one worker's profiler.
 
     Attributes:
@@ -57,13 +64,13 @@ def new_profile_id() -> str:
 
 
 def start_all(
-    workers: Sequence[Worker],
+    workers: Sequence[EngineWorker],
     options: ProfileOptions,
     *,
     timeout_sec: float = START_SEC,
     retries: int = 1,
     api_key: str | None = None,
-) -> list[Outcome]:
+) -> list[SwitchOutcome]:
     """Start the profilers of all workers at the same time.
 
     SGLang answers once its schedulers have confirmed that they record, so the answer is the verification. At
@@ -80,7 +87,7 @@ def start_all(
     """
     named = options if options.profile_id else options.with_(profile_id=new_profile_id())
 
-    def start(worker: Worker) -> Outcome:
+    def start(worker: EngineWorker) -> SwitchOutcome:
         profile_id = f"{named.profile_id}-worker_{worker.number}"
         # A folder per worker: their ranks have equal names, and old servers ignore profile_id.
         folder = f"{named.output_dir.rstrip('/')}/{named.profile_id}/worker_{worker.number}"
@@ -95,18 +102,18 @@ def start_all(
 
 
 def stop_all(
-    workers: Sequence[Worker],
+    workers: Sequence[EngineWorker],
     *,
     timeout_sec: float = STOP_SEC,
     retries: int = 1,
     api_key: str | None = None,
-) -> list[Outcome]:
+) -> list[SwitchOutcome]:
     """Stop the profilers of all workers at the same time; SGLang answers when its traces are written.
 
     A worker whose profiler does not run, because it stopped by itself or never ran, succeeds as well: `idle`.
     """
 
-    def stop(worker: Worker) -> Outcome:
+    def stop(worker: EngineWorker) -> SwitchOutcome:
         reply = _ask_with_retries(worker.url + STOP, None, timeout_sec, retries, api_key)
         kind = ""
         if reply.status == 500:
@@ -127,8 +134,13 @@ def _ask_with_retries(url: str, body: Any, timeout_sec: float, retries: int, api
 
 
 def _started(
-    worker: Worker, options: ProfileOptions, engine: Engine, reply: Reply, profile_id: str, folder: str
-) -> Outcome:
+    worker: EngineWorker,
+    options: ProfileOptions,
+    engine: EngineIdentity,
+    reply: Reply,
+    profile_id: str,
+    folder: str,
+) -> SwitchOutcome:
     notices = []
     if engine.kind == "vllm":
         folder, profile_id = "", ""  # it writes to the folder of its own settings
@@ -138,7 +150,7 @@ def _started(
         if unknown:
             notices.append(f"{engine.name} is too old for {', '.join(unknown)}: left out")
     words = "" if reply.ok else _why_not_started(reply, engine)
-    return Outcome(
+    return SwitchOutcome(
         number=worker.number,
         url=worker.url,
         ok=reply.ok,
@@ -153,7 +165,7 @@ def _started(
     )
 
 
-def _why_not_started(reply: Reply, engine: Engine) -> str:
+def _why_not_started(reply: Reply, engine: EngineIdentity) -> str:
     if reply.status == 404:
         return f"it has no {START}: {VLLM_ADVICE}" if engine.kind != "sglang" else f"it has no {START}"
     if reply.status in (401, 403):
@@ -165,7 +177,7 @@ def _why_not_started(reply: Reply, engine: Engine) -> str:
     return reply.words
 
 
-def _stopped(worker: Worker, reply: Reply, kind: str) -> Outcome:
+def _stopped(worker: EngineWorker, reply: Reply, kind: str) -> SwitchOutcome:
     state, words = ("stopped", "") if reply.ok else ("failed", reply.words)
     if reply.status == 500 and kind == "vllm":
         words = f"{reply.words}; usually because its trace took too long to write: {RPC_ADVICE}"
@@ -178,7 +190,7 @@ def _stopped(worker: Worker, reply: Reply, kind: str) -> Outcome:
         words = f"{reply.words}: give its admin key, --api-key"
     elif reply.error and reply.sent:
         words = _why_not_stopped(reply)
-    return Outcome(worker.number, worker.url, state != "failed", state, "", words, sec=reply.sec)
+    return SwitchOutcome(worker.number, worker.url, state != "failed", state, "", words, sec=reply.sec)
 
 
 def _why_not_stopped(reply: Reply) -> str:

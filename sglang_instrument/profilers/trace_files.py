@@ -27,14 +27,14 @@ class TraceFile:
 
 def files_in(folder: str | Path) -> list[TraceFile]:
     """Return the profilers' files below a folder, the oldest first; none if there is no such folder."""
-    found = []
+    dated_paths = []
     for path in Path(folder).rglob("*"):
         try:
             if path.name.endswith(SUFFIXES) and path.is_file() and path.name != NOTE:
-                found.append((path.stat().st_mtime, path))
+                dated_paths.append((path.stat().st_mtime, path))
         except OSError:  # deleted in the meantime
             continue
-    return [file for _, path in sorted(found) if (file := _file(path)) is not None]
+    return [file for _, path in sorted(dated_paths) if (file := _file(path)) is not None]
 
 
 NOTE: Final = "profile.json"
@@ -101,9 +101,9 @@ def wait_for_files(
     since = [time.monotonic() for _ in asked]
     while True:
         now = time.monotonic()
-        found = [files_in(folder) for folder in asked]
+        files_by_folder = [files_in(folder) for folder in asked]
         done = 0
-        for index, files in enumerate(found):
+        for index, files in enumerate(files_by_folder):
             sizes = [file.size for file in files]
             if sizes != before[index]:
                 before[index], since[index] = sizes, now
@@ -112,5 +112,5 @@ def wait_for_files(
             done += present and certain
         progress(done, len(asked), sum(map(sum, before)))
         if done == len(asked) or now >= deadline:
-            return found
+            return files_by_folder
         time.sleep(min(POLL_SEC, max(0.0, deadline - now)))

@@ -33,8 +33,8 @@ def addresses_of(thing: Any, read: ReadAttribute = attribute) -> list[str]:
         return [base_url(thing)]
     for name in names_of("addresses"):
         listed = read(thing, name)
-        if isinstance(listed, (list, tuple)) and listed and all(isinstance(one, str) for one in listed):
-            return [base_url(one) for one in listed]
+        if isinstance(listed, (list, tuple)) and listed and all(isinstance(item, str) for item in listed):
+            return [base_url(address) for address in listed]
     address = _first_address(thing, names_of("address"), read)
     return [] if address is None else [address]
 
@@ -67,7 +67,7 @@ def addresses_in(log: str) -> tuple[list[str], list[str]]:
     Servers come from the first pattern that is found, and from the last list of servers.
     """
     routers = _found("log_router", log)
-    servers = next(filter(None, (_matches(one, log) for one in names_of("log_server"))), [])
+    servers = next(filter(None, (_matches(pattern, log) for pattern in names_of("log_server"))), [])
     listed = _found("log_servers", log)
     if listed:
         servers = servers + re.findall(_ADDRESS, listed[-1])
@@ -80,5 +80,5 @@ def _found(kind: str, log: str) -> list[str]:
 
 def _matches(pattern: str, log: str) -> list[str]:
     """Return the groups of each match, joined to HOST:PORT if there are two."""
-    found = re.finditer(pattern.replace("ADDRESS", _ADDRESS), log)
-    return [":".join(match.groups()) for match in found]
+    matches = re.finditer(pattern.replace("ADDRESS", _ADDRESS), log)
+    return [":".join(match.groups()) for match in matches]

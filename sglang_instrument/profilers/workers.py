@@ -20,7 +20,7 @@ _LOG_BYTES: Final = 64 * 2**20  # from its beginning, where the addresses are
 
 
 @dataclass(frozen=True)
-class Worker:
+class EngineWorker:
     """An engine's server.
 
     Attributes:
@@ -40,25 +40,25 @@ class WorkersError(InstrumentError):
 
 def workers_behind(
     routers: Sequence[str], *, timeout_sec: float = 10.0, api_key: str | None = None
-) -> list[Worker]:
+) -> list[EngineWorker]:
     """Return the workers of one or more routers, in their order.
 
     Raises:
         WorkersError: A router does not answer, is not a router, or has no workers.
     """
-    found: list[tuple[str, bool | None]] = []
+    listed: list[tuple[str, bool | None]] = []
     for router in routers:
-        found += _listed(_address(router, "router"), timeout_sec, api_key)
-    return _numbered(found)
+        listed += _listed(_address(router, "router"), timeout_sec, api_key)
+    return _numbered(listed)
 
 
-def workers_at(addresses: Iterable[str]) -> list[Worker]:
+def workers_at(addresses: Iterable[str]) -> list[EngineWorker]:
     """Return the workers at these addresses.
 
     Raises:
         WorkersError: One is not an address.
     """
-    return _numbered((_address(one, "worker"), None) for one in addresses)
+    return _numbered((_address(address, "worker"), None) for address in addresses)
 
 
 def addresses_in_log(path: str | Path) -> tuple[list[str], list[str]]:
@@ -148,14 +148,14 @@ def _rows(answer: Any) -> list[tuple[str, bool | None]] | None:
     workers = answer.get("workers") if isinstance(answer, dict) else None
     if not isinstance(workers, list):
         return None
-    found: list[tuple[str, bool | None]] = []
-    for one in workers:
-        if isinstance(one, str):
-            found.append((one, None))
-        elif isinstance(one, dict) and isinstance(one.get("url"), str):
-            healthy = one.get("is_healthy")
-            found.append((one["url"], healthy if isinstance(healthy, bool) else None))
-    return found
+    rows: list[tuple[str, bool | None]] = []
+    for worker in workers:
+        if isinstance(worker, str):
+            rows.append((worker, None))
+        elif isinstance(worker, dict) and isinstance(worker.get("url"), str):
+            healthy = worker.get("is_healthy")
+            rows.append((worker["url"], healthy if isinstance(healthy, bool) else None))
+    return rows
 
 
 def _address(text: str, what: str) -> str:
@@ -165,9 +165,9 @@ def _address(text: str, what: str) -> str:
         raise WorkersError(f"{what}: {error}") from None
 
 
-def _numbered(found: Iterable[tuple[str, bool | None]]) -> list[Worker]:
+def _numbered(listed: Iterable[tuple[str, bool | None]]) -> list[EngineWorker]:
     # A data-parallel server is listed once per rank, as url@rank; one request serves all its ranks.
     urls: dict[str, bool | None] = {}
-    for url, healthy in found:
+    for url, healthy in listed:
         urls.setdefault(_address(url.partition("@")[0], "worker"), healthy)
-    return [Worker(number, url, healthy) for number, (url, healthy) in enumerate(urls.items())]
+    return [EngineWorker(number, url, healthy) for number, (url, healthy) in enumerate(urls.items())]

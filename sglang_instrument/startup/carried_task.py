@@ -36,7 +36,7 @@ _UNPICKLE = (
 _make_block: Callable[[Any], Block] | None = None
 
 
-class Call:
+class TaskCall:
     """One call of a task. Its ids are a dict from another process, or this process's own context."""
 
     __slots__ = ("_block", "_ids")
@@ -59,7 +59,7 @@ class Call:
 
 
 #: The task that runs now, if nothing was installed at its begin.
-_unbound_call: ContextVar[Call | None] = ContextVar("sglang_instrument_task", default=None)
+_unbound_call: ContextVar[TaskCall | None] = ContextVar("sglang_instrument_task", default=None)
 
 
 class CarriedTask:
@@ -73,7 +73,7 @@ class CarriedTask:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function under the ids."""
-        call = Call(self._ids)
+        call = TaskCall(self._ids)
         call.bind()
         outer = _unbound_call.set(call) if _make_block is None else None
         try:

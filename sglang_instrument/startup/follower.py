@@ -19,7 +19,7 @@ _START_SEC: Final = 60.0  # on a busy machine; nothing waits for it
 _INSTALLED: Final = ("site-packages", "dist-packages")
 
 
-class Follower:
+class FollowerProcess:
     """A follower of a run, from `start` until `stop` or the end of this process.
 
     Args:

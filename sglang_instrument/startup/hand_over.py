@@ -121,8 +121,12 @@ def carrying(*names: str) -> Callable[[_Function], _Function]:
 
     def wrap(original: _Function) -> _Function:
         parameters = list(inspect.signature(original).parameters.values())
-        places = [(at, one.name, one.kind) for at, one in enumerate(parameters) if one.name in names]
-        by_position = [at for at, _, _ in places]
+        places = [
+            (position, parameter.name, parameter.kind)
+            for position, parameter in enumerate(parameters)
+            if parameter.name in names
+        ]
+        by_position = [position for position, _, _ in places]
         by_name = [name for _, name, kind in places if kind is not inspect.Parameter.POSITIONAL_ONLY]
 
         @functools.wraps(original)

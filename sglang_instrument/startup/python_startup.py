@@ -145,7 +145,7 @@ def _packages_of_own_tables() -> set[str]:
     """
     from sglang_instrument.regular_files import read_regular
 
-    found = set[str]()
+    packages = set[str]()
     for path in _own_tables():
         try:
             pieces = read_regular(path).decode().replace("'", '"').split('"')
@@ -156,14 +156,19 @@ def _packages_of_own_tables() -> set[str]:
             name, colon, _ = quoted.partition(":")
             top = name.partition(".")[0]
             if (is_module or colon) and top.isidentifier():
-                found.add(top)
-    return found
+                packages.add(top)
+    return packages
 
 
 def _own_tables() -> list[str]:
     folders = os.environ[run_ids.PATCHES].split(os.pathsep)
     walks = (walked for folder in folders if folder for walked in os.walk(folder))
-    return [os.path.join(at, name) for at, _, names in walks for name in names if name.endswith(".toml")]  # noqa: PTH118
+    return [
+        os.path.join(path, name)  # noqa: PTH118
+        for path, _, names in walks
+        for name in names
+        if name.endswith(".toml")
+    ]
 
 
 def _install() -> None:

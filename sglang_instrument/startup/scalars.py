@@ -93,13 +93,14 @@ class Scalars:
             if numbers is not None:
                 _keep(self._given, step, None)
                 self._late.pop(step, None)
-            told = ((one, self._known.get(one)) for one in self._late)
-            late = [(one, known) for one, known in told if known is not None][:_LATE_AT_ONCE]
-            for one, _ in late:
-                del self._late[one]
-                _keep(self._given, one, None)
-        for one, late_numbers in late:
-            _log_late(late_numbers, one, backends)
+            numbers_by_step = ((past_step, self._known.get(past_step)) for past_step in self._late)
+            late = [(past_step, known) for past_step, known in numbers_by_step if known is not None]
+            del late[_LATE_AT_ONCE:]
+            for past_step, _ in late:
+                del self._late[past_step]
+                _keep(self._given, past_step, None)
+        for past_step, late_numbers in late:
+            _log_late(late_numbers, past_step, backends)
         return data
 
     def _mind_silence(self) -> None:
@@ -140,23 +141,23 @@ class Scalars:
     def _take(self, lines: Iterable[bytes]) -> None:
         for line in lines:
             try:
-                told = orjson.loads(line)
-                if told.get("run_id") != self._run_id:
+                answer = orjson.loads(line)
+                if answer.get("run_id") != self._run_id:
                     continue
-                if told.get("failed"):
-                    notice("scalars: follower", f"the follower of {self._folder} failed: {told['failed']}")
+                if answer.get("failed"):
+                    notice("scalars: follower", f"the follower of {self._folder} failed: {answer['failed']}")
                 else:
-                    numbers = {f"{PREFIX}{name}": value for name, value in told["scalars"].items()}
-                    _keep(self._known, told["step"], numbers)
+                    numbers = {f"{PREFIX}{name}": value for name, value in answer["scalars"].items()}
+                    _keep(self._known, answer["step"], numbers)
             except (ValueError, LookupError, TypeError, AttributeError):
                 continue  # torn by a kill or a full disk, or not the follower's
 
 
-def _keep(kept: dict[Key, Value], key: Key, value: Value) -> None:
+def _keep(entries: dict[Key, Value], key: Key, value: Value) -> None:
     """Add an entry, and forget the oldest beyond the limit."""
-    kept[key] = value
-    while len(kept) > _MOST_STEPS:
-        del kept[next(iter(kept))]
+    entries[key] = value
+    while len(entries) > _MOST_STEPS:
+        del entries[next(iter(entries))]
 
 
 def _merged(data: Any, numbers: Mapping[str, float]) -> Any:

@@ -36,7 +36,7 @@ from sglang_instrument.startup.scalars import Scalars
 
 if TYPE_CHECKING:
     from sglang_instrument.profilers.in_training.recording_hooks import Scheduled
-    from sglang_instrument.startup.follower import Follower
+    from sglang_instrument.startup.follower import FollowerProcess
 
 _ADDRESS: Final = ("--host", "--port")
 _FRAMEWORKS: Final = ("sglang", "torch", "ray", "vllm")  # below every trainer
@@ -221,20 +221,22 @@ class Session:
         """Return the line that `install()` prints."""
         sites = self._sites_by_table()
         parts = [text for table in self._tables if (text := coverage_of(table, sites.get(table.name, [])))]
-        found = "; ".join(parts) or "no known trainer is installed"
+        coverage = "; ".join(parts) or "no known trainer is installed"
         unnamed = self.config.experiment == DEFAULT_EXPERIMENT
         shared = "; the experiment has no name (EXPERIMENT_NAME): all such runs share this folder"
-        return f"sglang_instrument {__version__}: {found} -> {self.config.folder}{shared if unnamed else ''}"
+        return (
+            f"sglang_instrument {__version__}: {coverage} -> {self.config.folder}{shared if unnamed else ''}"
+        )
 
     def _all_sites(self) -> Iterator[tuple[Table, Site]]:
         sites = self._sites_by_table()
         return ((table, site) for table in self._tables for site in sites.get(table.name, []))
 
     def _sites_by_table(self) -> dict[str, list[Site]]:
-        found: dict[str, list[Site]] = {}
+        sites_by_table: dict[str, list[Site]] = {}
         for site in self.patcher.results():
-            found.setdefault(site.region.origin.table, []).append(site)
-        return found
+            sites_by_table.setdefault(site.region.origin.table, []).append(site)
+        return sites_by_table
 
 
 def _wrap_target(function: Callable[..., Any], probe: Probe) -> Callable[..., Any]:
@@ -257,33 +259,35 @@ def _schedule_for(config: Config) -> "Scheduled | None":
         return None
 
 
-def _follower_for(config: Config) -> "Follower | None":
+def _follower_for(config: Config) -> "FollowerProcess | None":
     """Return the follower that this process starts, if it is the driver; else import no subprocess."""
     if not config.scalars or run_ids.DRIVER in os.environ or launchers.rank_of(os.environ):
         return None
-    from sglang_instrument.startup.follower import Follower
+    from sglang_instrument.startup.follower import FollowerProcess
 
-    return Follower(config.folder, config.run_id)
+    return FollowerProcess(config.folder, config.run_id)
 
 
 def program(words: list[str]) -> list[str]:
     """Return the program and the listening address of a command line; other arguments may hold secrets."""
-    named = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words))
-    kept = ["-c"] if "-c" in words[1:named] else words[1 : named + 1]
-    return list(map(without_user, [words[0], *kept, *_address(words[named + 1 :])])) if words else []
+    named = next(
+        (position for position, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words)
+    )
+    program_words = ["-c"] if "-c" in words[1:named] else words[1 : named + 1]
+    return list(map(without_user, [words[0], *program_words, *_address(words[named + 1 :])])) if words else []
 
 
 def _address(words: list[str]) -> list[str]:
     """Return the words that name a server's address: `serve`, `--port 30000`, `--port=30000`."""
-    kept: list[str] = []
+    address_words: list[str] = []
     for word, value in zip(words, [*words[1:], ""], strict=False):
         if word == "serve":
-            kept.append(word)
+            address_words.append(word)
         elif word in _ADDRESS:
-            kept += [word, value]
+            address_words += [word, value]
         elif word.startswith(tuple(f"{option}=" for option in _ADDRESS)):
-            kept.append(word)
-    return kept
+            address_words.append(word)
+    return address_words
 
 
 @cache
@@ -293,8 +297,8 @@ def versions_of(packages: frozenset[str]) -> dict[str, str]:
     Read once, before anything is recorded: reading metadata holds the GIL for a tenth of a second.
     """
     wanted = [*sorted(packages.difference(_FRAMEWORKS, {"sglang-instrument"})), *_FRAMEWORKS]
-    found = {package: version for package in wanted if (version := installed_version(package)) is not None}
-    return {"sglang_instrument": __version__, **found}
+    versions = {package: version for package in wanted if (version := installed_version(package)) is not None}
+    return {"sglang_instrument": __version__, **versions}
 
 
 def _is_answer(site: Site) -> bool:

@@ -113,12 +113,12 @@ def find_traces(path: str | Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise LogError(f"{path}: no such file or folder")
-    found = sorted(
-        one
-        for one in path.rglob("*")
-        if one.name.endswith(_SUFFIXES) and one.is_file() and not one.name.startswith("merged-")
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.name.endswith(_SUFFIXES) and file.is_file() and not file.name.startswith("merged-")
     )
-    traces = [one for one in found if "trace" in one.name] or found
+    traces = [file for file in files if "trace" in file.name] or files
     if not traces:
         raise LogError(
             f"{path}: no *.trace.json or *.trace.json.gz in it; is the profiler still running? "
@@ -145,10 +145,10 @@ def analyse(
         LogError: There is no trace, none of that rank, or none that can be read.
     """
     files = of_rank(find_traces(path), rank)
-    sizes = [one.stat().st_size for one in files]
+    sizes = [file.stat().st_size for file in files]
     analyses: list[TraceAnalysis] = []
     unreadable: dict[str, str] = {}
-    for number, one in enumerate(files):
+    for number, file in enumerate(files):
         done = sum(sizes[:number])
 
         def step(read: int, _: int, done: int = done) -> None:
@@ -156,16 +156,17 @@ def analyse(
                 progress(done + read, sum(sizes))
 
         try:
-            analyses.append(analyse_trace(read_trace(one, step), top))
+            analyses.append(analyse_trace(read_trace(file, step), top))
         except LogError as error:
             if len(files) == 1:
                 raise
-            unreadable[str(one)] = str(error)
+            unreadable[str(file)] = str(error)
     if not analyses:
         raise LogError(next(iter(unreadable.values())))
-    analyses.sort(key=lambda one: (one.profile_id, one.stage or "", _numbers(one.rank), one.file))
+    analyses.sort(key=_order)
     slow, sentence = compare_ranks(analyses)
-    return Analysis(str(path), analyses, [_rank_row(one) for one in analyses], slow, sentence, unreadable)
+    ranks = list(map(_rank_row, analyses))
+    return Analysis(str(path), analyses, ranks, slow, sentence, unreadable)
 
 
 def analyse_trace(trace: Trace, top: int = 20) -> TraceAnalysis:
@@ -214,26 +215,26 @@ def compare_ranks(analyses: Sequence[TraceAnalysis]) -> tuple[str | None, str]:
     of different engines do not wait for each other here.
     """
     engines: dict[tuple[str, str], list[TraceAnalysis]] = {}
-    for one in analyses:
-        engines.setdefault((str(Path(one.file).parent), one.profile_id), []).append(one)
-    found = [_slow_rank(ranks) for ranks in engines.values()]
-    named = [(rank, sentence) for rank, sentence in found if rank is not None]
+    for analysis in analyses:
+        engines.setdefault((str(Path(analysis.file).parent), analysis.profile_id), []).append(analysis)
+    verdicts = [_slow_rank(ranks) for ranks in engines.values()]
+    named = [(rank, sentence) for rank, sentence in verdicts if rank is not None]
     if named:
         return named[0][0], "; ".join(sentence for _, sentence in named)
-    several = [sentence for _, sentence in found if sentence != _ALONE]
+    several = [sentence for _, sentence in verdicts if sentence != _ALONE]
     return None, several[0] if several else _ALONE
 
 
 def _slow_rank(analyses: Sequence[TraceAnalysis]) -> tuple[str | None, str]:
     """Name the slow rank of one engine."""
-    if len({one.rank for one in analyses}) < 2:
+    if len({analysis.rank for analysis in analyses}) < 2:
         return None, _ALONE
     totals: dict[str, list[float]] = {}
-    for one in analyses:
-        if one.on_gpu:
-            total = totals.setdefault(one.rank, [0.0, 0.0])
-            total[0] += one.use["compute_sec"]
-            total[1] += one.use["communication_sec"]
+    for analysis in analyses:
+        if analysis.on_gpu:
+            total = totals.setdefault(analysis.rank, [0.0, 0.0])
+            total[0] += analysis.use["compute_sec"]
+            total[1] += analysis.use["communication_sec"]
     if len(totals) < 2:
         return None, "no work on GPUs: ranks are compared by the compute and communication time of their GPUs"
     if not any(waited for _, waited in totals.values()):
@@ -253,9 +254,9 @@ def _slow_rank(analyses: Sequence[TraceAnalysis]) -> tuple[str | None, str]:
 
 def rank_of(trace: Trace) -> str:
     """Return the rank in the file's name, else that of the process group, else the file's name."""
-    found = _RANK.search(_stem(trace.path))
-    if found:
-        return found[1]
+    match = _RANK.search(_stem(trace.path))
+    if match:
+        return match[1]
     return trace.path.name if trace.header.rank is None else f"rank-{trace.header.rank}"
 
 
@@ -267,16 +268,16 @@ def of_rank(files: list[Path], rank: str | None) -> list[Path]:
     """
     if rank is None:
         return files
-    found = {file: _RANK.search(_stem(file)) for file in files}
-    names = {file: match[1] if match else "" for file, match in found.items()}
+    matches = {file: _RANK.search(_stem(file)) for file in files}
+    names = {file: match[1] if match else "" for file, match in matches.items()}
     chosen = [
         file
         for file, name in names.items()
         if name.lower() == rank.lower() or (rank.isdigit() and _numbers(name)[:1] == (int(rank),))
     ]
     if not chosen:
-        there = ", ".join(sorted(set(filter(None, names.values())))) or "none in the names of files"
-        raise LogError(f"no trace of rank {rank}; there are: {there}")
+        ranks_of_files = ", ".join(sorted(set(filter(None, names.values())))) or "none in the names of files"
+        raise LogError(f"no trace of rank {rank}; there are: {ranks_of_files}")
     return chosen
 
 
@@ -291,8 +292,8 @@ def _stem(path: Path) -> str:
 def _profile_id(path: Path) -> str:
     """Return the part of a file's name before the rank."""
     stem = _stem(path)
-    found = _RANK.search(stem)
-    return stem[: found.start()] if found else stem
+    match = _RANK.search(stem)
+    return stem[: match.start()] if match else stem
 
 
 def _extent(events: pl.DataFrame) -> tuple[int, int]:
@@ -305,11 +306,16 @@ def _use_of_cpu(busy: pl.DataFrame, start: int, end: int) -> dict[str, float]:
     return {"busy_sec": took, "idle_sec": whole - took, "busy": took / whole if whole else 0.0}
 
 
-def _rank_row(one: TraceAnalysis) -> Row:
+def _rank_row(analysis: TraceAnalysis) -> Row:
     return {
-        "engine": one.profile_id,
-        "rank": one.rank,
-        "stage": one.stage,
-        "window_sec": one.window_sec,
-        **one.use,
+        "engine": analysis.profile_id,
+        "rank": analysis.rank,
+        "stage": analysis.stage,
+        "window_sec": analysis.window_sec,
+        **analysis.use,
     }
+
+
+def _order(analysis: TraceAnalysis) -> tuple[str, str, tuple[int, ...], str]:
+    """Sort by engine, stage and rank."""
+    return analysis.profile_id, analysis.stage or "", _numbers(analysis.rank), analysis.file

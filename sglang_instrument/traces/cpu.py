@@ -25,14 +25,14 @@ def cpu_ops(trace: Trace) -> pl.DataFrame:
     ordered = mine.filter(lasting).sort(
         "lane", "start_ns", "end_ns", descending=[False, False, True], maintain_order=True
     )
-    own = pl.concat(
+    timed = pl.concat(
         [
             ordered.with_columns(own_ns=_own_times(ordered)),
             mine.filter(~lasting).with_columns(own_ns=pl.lit(0, pl.Int64)),
         ]
     )
     return (
-        own.group_by("name", "kind")
+        timed.group_by("name", "kind")
         .agg(
             count=pl.len().cast(pl.Int64),
             total_sec=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9,
@@ -65,18 +65,18 @@ def _own_times(ordered: pl.DataFrame) -> pl.Series:
             pl.DataFrame({"parent": parents, "length": length}).group_by("parent").agg(pl.col("length").sum())
         )
         taken = taken.scatter(sums["parent"], sums["length"])  # all children of a parent are in one level
-    own: pl.Series = whole - taken
-    return own.clip(lower_bound=0)
+    self_times: pl.Series = whole - taken
+    return self_times.clip(lower_bound=0)
 
 
 def _depths(ordered: pl.DataFrame) -> pl.Series:
     """Return for each event how many events of its lane are open when it begins."""
-    found = []
+    depths = []
     for lane in ordered["lane"].unique(maintain_order=True):
         mine = ordered.filter(pl.col("lane") == lane)
         ended = mine["end_ns"].sort().search_sorted(mine["start_ns"], side="right")
-        found.append(pl.int_range(len(mine), dtype=pl.Int64, eager=True) - ended.cast(pl.Int64))
-    return pl.concat(found).clip(lower_bound=0) if found else pl.Series(dtype=pl.Int64)
+        depths.append(pl.int_range(len(mine), dtype=pl.Int64, eager=True) - ended.cast(pl.Int64))
+    return pl.concat(depths).clip(lower_bound=0) if depths else pl.Series(dtype=pl.Int64)
 
 
 def top_gaps(trace: Trace, idle: pl.DataFrame, start_ns: int, top: int) -> pl.DataFrame:

@@ -29,7 +29,7 @@ _EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY: Final = re.compile(rb'\s*\{\s*("\w+")\s*:')
 
 
-class Args(Struct, gc=False, frozen=True):
+class EventArgs(Struct, gc=False, frozen=True):
     """The arguments of an event that the analysis needs; the decoder skips all others."""
 
     stream: int | str | None = None
@@ -38,10 +38,10 @@ class Args(Struct, gc=False, frozen=True):
     size_bytes: int | float | None = msgspec.field(default=None, name="bytes")
 
 
-NO_ARGS: Final = Args()
+NO_ARGS: Final = EventArgs()
 
 
-class Event(Struct, gc=False):
+class TraceEvent(Struct, gc=False):
     """An event of a Chrome trace as in the file; times are microseconds."""
 
     ph: str = ""
@@ -51,7 +51,7 @@ class Event(Struct, gc=False):
     dur: float | None = None
     pid: int | str = 0
     tid: int | str = 0
-    args: Args = NO_ARGS
+    args: EventArgs = NO_ARGS
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Header:
 
 def read_events(
     path: Path, header: Header, progress: Callable[[int, int], object] | None = None
-) -> Iterator[list[Event]]:
+) -> Iterator[list[TraceEvent]]:
     """Yield the events of a trace, some thousands at a time, and fill in its header.
 
     Args:
@@ -140,19 +140,19 @@ class _Events:
         self._rest = b""
         self._begins: re.Pattern[bytes] | None = None
         self._key = b""
-        self._decode = msgspec.json.Decoder(list[Event]).decode
+        self._decode = msgspec.json.Decoder(list[TraceEvent]).decode
 
-    def feed(self, piece: bytes) -> Iterator[list[Event]]:
+    def feed(self, piece: bytes) -> Iterator[list[TraceEvent]]:
         """Yield the complete events so far."""
         data = self._rest + piece
         if not self._key:
-            found = self._begin(data)
-            if found is None:
+            start = self._begin(data)
+            if start is None:
                 self._rest = data
                 if len(data) > _HEAD_BYTES:
                     raise self._foreign()
                 return
-            data = data[found:]
+            data = data[start:]
         cut = self._last_cut(data)
         if cut is None:
             if len(data) > _LONGEST_EVENT_BYTES:
@@ -169,7 +169,7 @@ class _Events:
         self._rest = data[cut:]
         yield events
 
-    def close(self) -> Iterator[list[Event]]:
+    def close(self) -> Iterator[list[TraceEvent]]:
         """Yield the last events, and read the header's fields after them."""
         if not self._key:
             if self._header.truncated:
@@ -209,14 +209,14 @@ class _Events:
     def _last_cut(self, data: bytes) -> int | None:
         """Return where the last event begins: an unescaped key after a brace is never inside a string."""
         before = len(data)
-        while (at := data.rfind(self._key, 0, before)) > 0:
-            head = data[max(0, at - 200) : at].rstrip()
+        while (position := data.rfind(self._key, 0, before)) > 0:
+            head = data[max(0, position - 200) : position].rstrip()
             if head.endswith(b"{") and head[:-1].rstrip().endswith(b","):
-                return data.rindex(b"{", 0, at)
-            before = at
+                return data.rindex(b"{", 0, position)
+            before = position
         return None
 
-    def _decoded(self, body: bytes) -> list[Event] | None:
+    def _decoded(self, body: bytes) -> list[TraceEvent] | None:
         """Return the events of some text, or None if it does not consist of complete, valid events."""
         end = body[-_ENDING_BYTES:].rstrip().rstrip(b",")  # only the end: stripping the body would copy it
         body = body[: len(body) - min(len(body), _ENDING_BYTES) + len(end)]
@@ -225,30 +225,30 @@ class _Events:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
-    def _one_by_one(self, body: bytes) -> list[Event]:
+    def _one_by_one(self, body: bytes) -> list[TraceEvent]:
         """Decode events singly, so that a broken one costs no other."""
         assert self._begins is not None  # noqa: S101 - set together with _key
-        found = []
+        events = []
         starts = [0, *(match.end() for match in self._begins.finditer(body)), len(body)]
         for start, end in pairwise(starts):
             try:
-                found += self._decode(b"[" + body[start:end].rstrip().rstrip(b",") + b"]")
+                events += self._decode(b"[" + body[start:end].rstrip().rstrip(b",") + b"]")
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self._header.broken += 1
-        return found
+        return events
 
     def _ending(self, data: bytes) -> tuple[bytes, bytes]:
         """Split the end into complete events and the text after their list (empty if the file ends early)."""
         before = len(data)
-        while not self._header.truncated and (at := data.rfind(b"]", 0, before)) >= 0:
-            if data[:at].rstrip().endswith((b"}", b"[")) or not data[:at].strip():
+        while not self._header.truncated and (position := data.rfind(b"]", 0, before)) >= 0:
+            if data[:position].rstrip().endswith((b"}", b"[")) or not data[:position].strip():
                 try:
-                    self._decode(b"[" + data[:at].rstrip() + b"]")
+                    self._decode(b"[" + data[:position].rstrip() + b"]")
                 except msgspec.MsgspecError:
-                    before = at
+                    before = position
                     continue
-                return data[:at], data[at:]
-            before = at
+                return data[:position], data[position:]
+            before = position
         return (data, b"") if self._decoded(data) is not None else (b"", b"")
 
     def _foreign(self) -> LogError:
@@ -273,7 +273,7 @@ def _describe(header: Header, text: bytes) -> None:
         header.host = host[1].decode(errors="replace")
     devices = _value(text, b'"deviceProperties"')
     if isinstance(devices, list):
-        header.devices = [str(one.get("name", "GPU")) for one in devices if isinstance(one, dict)]
+        header.devices = [str(device.get("name", "GPU")) for device in devices if isinstance(device, dict)]
     group = _value(text, b'"distributedInfo"')
     if isinstance(group, dict):
         header.rank, header.world_size = _whole(group.get("rank")), _whole(group.get("world_size"))
@@ -281,9 +281,9 @@ def _describe(header: Header, text: bytes) -> None:
 
 def _value(text: bytes, key: bytes) -> Any:
     """Return the JSON value of a key, or None."""
-    at = text.find(key)
-    colon = text.find(b":", at)
-    if at < 0 or colon < 0:
+    position = text.find(key)
+    colon = text.find(b":", position)
+    if position < 0 or colon < 0:
         return None
     try:
         return json.JSONDecoder().raw_decode(text[colon + 1 :].decode(errors="replace").lstrip())[0]

@@ -57,9 +57,9 @@ def time_within(intervals: pl.DataFrame, marked: pl.DataFrame) -> pl.Series:
 def _marked_until(times: pl.Series, marked: pl.DataFrame) -> pl.Series:
     """Return the marked time before each point in time."""
     asked = pl.DataFrame({"at_ns": times}).with_row_index("row").sort("at_ns")
-    found = asked.join_asof(marked, left_on="at_ns", right_on="start_ns", strategy="backward")
+    latest = asked.join_asof(marked, left_on="at_ns", right_on="start_ns", strategy="backward")
     into = pl.min_horizontal(pl.col("at_ns") - pl.col("start_ns"), "length")
-    until = found.with_columns(until=(pl.col("before") + into).fill_null(0))
+    until = latest.with_columns(until=(pl.col("before") + into).fill_null(0))
     ordered: pl.Series = until.sort("row")["until"]
     return ordered
 
@@ -75,13 +75,13 @@ def inside(events: pl.DataFrame, spans: pl.DataFrame, by: str) -> pl.Series:
     opened = spans.with_row_index("span").select("span", by, begun="start_ns", ended="end_ns").sort("begun")
     asked = events.select("start_ns", by).with_row_index("row").sort("start_ns")
     held = pl.when(pl.col("start_ns") < pl.col("ended")).then("span").alias("span")
-    found = [asked.clear().select("row", span="row")]
+    joined_parts = [asked.clear().select("row", span="row")]
     for key in opened[by].unique():  # one by one: they are sorted within each key, which polars cannot check
         mine, theirs = asked.filter(pl.col(by) == key), opened.filter(pl.col(by) == key)
         joined = mine.join_asof(theirs, left_on="start_ns", right_on="begun", strategy="backward")
-        found.append(joined.select("row", held))
+        joined_parts.append(joined.select("row", held))
     return (
         asked.select("row")
         .sort("row")
-        .join(pl.concat(found), on="row", how="left", maintain_order="left")["span"]
+        .join(pl.concat(joined_parts), on="row", how="left", maintain_order="left")["span"]
     )

@@ -72,18 +72,18 @@ def engine_steps(trace: Trace) -> pl.DataFrame:
     marks = trace.events.filter(pl.col("kind") == "annotation").with_columns(
         mark=pl.col("name").cast(pl.String).str.extract(_STEP)
     )
-    found = marks.drop_nulls("mark").sort("start_ns", "end_ns", descending=[False, True])
+    steps = marks.drop_nulls("mark").sort("start_ns", "end_ns", descending=[False, True])
     # The draft model's step runs inside one of the target model: the outer one is the engine's step.
     reach = pl.col("end_ns").cum_max().shift(1).over("lane")
-    outer = found.filter((pl.col("start_ns") >= reach).fill_null(True))
+    outer = steps.filter((pl.col("start_ns") >= reach).fill_null(True))
     stage = pl.col("mark").replace(STAGES).str.to_lowercase()
     return outer.select("lane", "start_ns", "end_ns", stage=stage)
 
 
 def stage_of_file(trace: Trace) -> str | None:
     """Return the stage in a file's name, as `profile_by_stage` writes it, or None."""
-    found = _STAGE_OF_FILE.search(trace.path.name)
-    return STAGES.get(found[1], found[1].lower()) if found else None
+    match = _STAGE_OF_FILE.search(trace.path.name)
+    return STAGES.get(match[1], match[1].lower()) if match else None
 
 
 def _launches(trace: Trace) -> pl.DataFrame:

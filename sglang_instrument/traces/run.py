@@ -68,7 +68,7 @@ def idle_in_steps(
     if trace.start_us is None or not trace.window_sec:
         return []
     start, end = trace.start_us, trace.start_us + round(trace.window_sec * 1e6)
-    found = []
+    rows = []
     for worker in workers:
         during = steps.filter(
             (pl.col("worker") == worker) & (pl.col("start_us") < end) & (pl.col("end_us") > start)
@@ -76,8 +76,8 @@ def idle_in_steps(
         for row in during.sort("start_us").iter_rows(named=True):
             window = max(start, row["start_us"]), min(end, row["end_us"])
             mine = activity.filter(worker=worker, step=row["step"], validate=row["validate"])
-            found.append(_idle_in(trace, row, window, mine))
-    return found
+            rows.append(_idle_in(trace, row, window, mine))
+    return rows
 
 
 def _idle_in(

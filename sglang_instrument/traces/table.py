@@ -11,7 +11,7 @@ import polars as pl
 
 from sglang_instrument.errors import LogError
 from sglang_instrument.gc_pause import uncollected
-from sglang_instrument.traces.file import Event, Header, read_events
+from sglang_instrument.traces.file import Header, TraceEvent, read_events
 
 #: Kinds by the profiler's categories, as old and new versions for CUDA and ROCm name them.
 KINDS: Final = {
@@ -117,21 +117,21 @@ class _Rows:
         self._columns: tuple[list[Any], ...] = ([], [], [], [], [])
         self._tables: list[pl.DataFrame] = []
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add(self, events: Sequence[TraceEvent]) -> None:
         """Add events; they are converted at once, while they are in the processor's cache."""
         shared_keys = self._shared_keys
         codes, starts, lengths, correlations, sizes = self._columns
         codes += [
             shared_keys.setdefault(
-                (one.cat, one.name, one.pid, one.tid, (args := one.args).device, args.stream),
+                (event.cat, event.name, event.pid, event.tid, (args := event.args).device, args.stream),
                 len(shared_keys),
             )
-            for one in events
+            for event in events
         ]
-        starts += [one.ts for one in events]
-        lengths += [one.dur for one in events]
-        correlations += [one.args.correlation for one in events]
-        sizes += [one.args.size_bytes for one in events]
+        starts += [event.ts for event in events]
+        lengths += [event.dur for event in events]
+        correlations += [event.args.correlation for event in events]
+        sizes += [event.args.size_bytes for event in events]
         if len(codes) >= _BUFFERED_EVENTS:
             self._flush()
 
@@ -151,19 +151,19 @@ class _Rows:
         shared = pl.DataFrame(rows, schema=_OF_SHARED_KEYS, orient="row")
         tables = []
         while self._tables:  # one by one, so that memory never holds everything twice
-            own = self._tables.pop(0)
-            known = pl.concat([own.drop("shared_key"), shared[own["shared_key"]]], how="horizontal")
+            table = self._tables.pop(0)
+            known = pl.concat([table.drop("shared_key"), shared[table["shared_key"]]], how="horizontal")
             tables.append(known.filter(pl.col("kind").is_not_null()).select(list(COLUMNS)))
         named = [(str(process), str(thread)) for process, thread in lanes]
         return pl.concat(tables), named
 
     def _flush(self) -> None:
         """Turn the buffered events into columns."""
-        own = pl.DataFrame(dict(zip(_OWN, self._columns, strict=True)), schema=_OWN, strict=False)
+        table = pl.DataFrame(dict(zip(_OWN, self._columns, strict=True)), schema=_OWN, strict=False)
         self._columns = ([], [], [], [], [])
         start, took = ((pl.col(name) * 1e3).round().cast(pl.Int64) for name in ("start_ns", "end_ns"))
-        own = own.filter(pl.col("end_ns").is_not_null()).with_columns(start_ns=start, end_ns=start + took)
-        self._tables.append(own)
+        table = table.filter(pl.col("end_ns").is_not_null()).with_columns(start_ns=start, end_ns=start + took)
+        self._tables.append(table)
 
 
 #: Category, name, process, thread, device and stream: the values that many events share.

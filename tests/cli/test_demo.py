@@ -16,7 +16,7 @@ from sglang_instrument.cli.commands import demo
 from sglang_instrument.cli.commands.demo import _this_command
 from sglang_instrument.cli.main import main
 from sglang_instrument.demo.faults import FAULTS, pause
-from sglang_instrument.demo.launch import DemoError, Worker, check_workers
+from sglang_instrument.demo.launch import DemoError, DemoWorker, check_workers
 from sglang_instrument.demo.options import DemoOptions
 from sglang_instrument.demo.problems import PROBLEMS, draw, transcript
 from sglang_instrument.testing import synthetic_run
@@ -28,7 +28,7 @@ WORKERS = (0, 1)
 def test_the_killed_worker_is_named_and_not_those_that_failed_after(tmp_path: Path, killed: int) -> None:
     ends = ["kill -9 $$" if rank == killed else "exit 1" for rank in WORKERS]
     workers = [
-        Worker(rank, subprocess.Popen(["sh", "-c", end]), -1, tmp_path / f"worker_{rank}.txt")
+        DemoWorker(rank, subprocess.Popen(["sh", "-c", end]), -1, tmp_path / f"worker_{rank}.txt")
         for rank, end in enumerate(ends)
     ]
     for worker in workers:

@@ -15,7 +15,7 @@ from sglang_instrument.analysis.long_runs.plan import plan_prune
 from sglang_instrument.analysis.long_runs.prune import prune
 from sglang_instrument.analysis.run.opening import open_run
 from sglang_instrument.collect import gather as gathering
-from sglang_instrument.collect.collected import Folder
+from sglang_instrument.collect.collected import CollectedFolder
 from sglang_instrument.collect.gather import in_chunks
 from sglang_instrument.errors import LogError
 from sglang_instrument.testing import synthetic_run
@@ -60,7 +60,7 @@ def test_files_of_two_disks_come_together(here, node):
     a, b = node("a"), node("b")
     log(a.folder, "step_1/worker_0.jsonl", "a0", "a1")
     log(b.folder, "step_1/worker_1.jsonl", "b0")
-    outcome = collect(Folder(here), a, b)
+    outcome = collect(CollectedFolder(here), a, b)
     assert texts(here) == {"step_1/worker_0.jsonl": "a0\na1\n", "step_1/worker_1.jsonl": "b0\n"}
     assert not outcome.missing
     assert {name: (one.files, one.new_bytes, one.error) for name, one in outcome.nodes.items()} == {
@@ -74,10 +74,10 @@ def test_a_second_time_brings_only_what_is_new(here, node):
     a = node("a")
     log(a.folder, "step_1/worker_0.jsonl", "a0", "a1")
     log(a.folder, "step_1/worker_1.jsonl", "other")
-    collect(Folder(here), a)
-    assert collect(Folder(here), a).nodes["a"].new_bytes == 0
+    collect(CollectedFolder(here), a)
+    assert collect(CollectedFolder(here), a).nodes["a"].new_bytes == 0
     log(a.folder, "step_1/worker_0.jsonl", "a2")
-    outcome = collect(Folder(here), a)
+    outcome = collect(CollectedFolder(here), a)
     assert outcome.nodes["a"].new_bytes == len("a2\n")
     assert texts(here)["step_1/worker_0.jsonl"] == "a0\na1\na2\n"
 
@@ -86,12 +86,12 @@ def test_a_line_that_is_being_written_comes_next_time(here, node):
     a = node("a")
     log(a.folder, "step_1/worker_0.jsonl", "a0", torn='{"half')
     log(a.folder, "step_2/worker_0.jsonl", torn="no line yet")
-    outcome = collect(Folder(here), a)
+    outcome = collect(CollectedFolder(here), a)
     assert texts(here) == {"step_1/worker_0.jsonl": "a0\n"}
     assert (outcome.nodes["a"].unfinished_bytes, outcome.missing) == (17, {})
     log(a.folder, "step_1/worker_0.jsonl", '": 1}')
     log(a.folder, "step_2/worker_0.jsonl", "")
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     assert texts(here) == {
         "step_1/worker_0.jsonl": 'a0\n{"half": 1}\n',
         "step_2/worker_0.jsonl": "no line yet\n",
@@ -102,7 +102,7 @@ def test_a_shared_disk_is_read_once_by_all_of_its_nodes(here, node):
     a, b = node("a"), node("b", disk="a")
     for rank in range(4):
         log(a.folder, f"step_1/worker_{rank}.jsonl", f"line of {rank}")
-    outcome = collect(Folder(here), a, b)
+    outcome = collect(CollectedFolder(here), a, b)
     assert len(texts(here)) == len(outcome.files) == 4
     assert all(one.new_bytes > 0 for one in outcome.nodes.values())
     assert sum(one.new_bytes for one in outcome.nodes.values()) == sum(map(len, texts(here).values()))
@@ -115,7 +115,7 @@ def test_two_files_of_one_name_both_stay_and_a_process_keeps_its_name_in_all_fol
     log(b.folder, "step_1/worker_0.jsonl", "b0")
     log(b.folder, "step_2/worker_0.jsonl", "b's alone")
     described(b.folder, "worker_0", pid=2)
-    collect(Folder(here), a, b)
+    collect(CollectedFolder(here), a, b)
     found = texts(here)
     assert found.keys() == {
         *("step_1/worker_0.jsonl", "step_1/worker_0.b.jsonl", "step_2/worker_0.b.jsonl"),
@@ -125,7 +125,7 @@ def test_two_files_of_one_name_both_stay_and_a_process_keeps_its_name_in_all_fol
     # Later, and with the nodes in another order, all keep their names.
     log(a.folder, "step_2/worker_0.jsonl", "a's, too")
     log(b.folder, "step_1/worker_0.jsonl", "b1")
-    collect(Folder(here), b, a)
+    collect(CollectedFolder(here), b, a)
     assert texts(here)["step_1/worker_0.b.jsonl"] == "b0\nb1\n"
     assert texts(here)["step_2/worker_0.jsonl"] == "a's, too\n"
 
@@ -134,8 +134,8 @@ def test_a_copy_of_a_file_on_another_disk_is_not_taken_twice(here, node):
     a, b = node("a"), node("b")
     log(a.folder, "step_1/worker_0.jsonl", "header", "a1", "a2")
     log(b.folder, "step_1/worker_0.jsonl", "header", "a1")
-    collect(Folder(here), b)
-    collect(Folder(here), b, a)
+    collect(CollectedFolder(here), b)
+    collect(CollectedFolder(here), b, a)
     assert texts(here) == {"step_1/worker_0.jsonl": "header\na1\na2\n"}
 
 
@@ -143,20 +143,20 @@ def test_files_that_begin_alike_and_go_on_differently_both_stay(here, node):
     a, b = node("a"), node("b")
     log(a.folder, "step_1/worker_0.jsonl", "header", "a1")
     log(b.folder, "step_1/worker_0.jsonl", "header", "b1")
-    collect(Folder(here), a, b)
-    collect(Folder(here), a, b)
+    collect(CollectedFolder(here), a, b)
+    collect(CollectedFolder(here), a, b)
     assert sorted(texts(here).values()) == ["header\na1\n", "header\nb1\n"]
 
 
 def test_a_description_that_is_written_anew_replaces_the_old_one(here, node):
     a = node("a")
     described(a.folder, "worker_0", pid=1, records=5)
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     described(a.folder, "worker_0", pid=1, records=500)
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     assert json.loads(texts(here)["processes/worker_0.json"])["records"] == 500
     described(a.folder, "worker_0", pid=2)  # restarted
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     assert json.loads(texts(here)["processes/worker_0.json"])["pid"] == 2
     assert len(texts(here)) == 1
 
@@ -166,7 +166,7 @@ def test_a_node_that_dies_in_the_middle_is_named_and_the_rest_is_whole(here, nod
     a, b = node("a"), node("b", dies_at=lambda call, times: call == "send" and times == 3)
     log(a.folder, "step_1/worker_0.jsonl", *(f"a{n:08}" for n in range(20)))
     log(b.folder, "step_1/worker_1.jsonl", *(f"b{n:08}" for n in range(20)))
-    outcome = collect(Folder(here), a, b)
+    outcome = collect(CollectedFolder(here), a, b)
     assert outcome.nodes["a"].error is None
     assert outcome.nodes["b"].error == "ConnectionError: b died"
     assert {path: (one.held_bytes, one.bytes) for path, one in outcome.missing.items()} == {
@@ -174,9 +174,9 @@ def test_a_node_that_dies_in_the_middle_is_named_and_the_rest_is_whole(here, nod
     }
     assert len(texts(here)["step_1/worker_0.jsonl"]) == 200
     # While it is gone, what is missing stays named; when it is back, only the rest travels.
-    assert "step_1/worker_1.jsonl" in collect(Folder(here), a).missing
+    assert "step_1/worker_1.jsonl" in collect(CollectedFolder(here), a).missing
     b.dies_at = None
-    outcome = collect(Folder(here), a, b)
+    outcome = collect(CollectedFolder(here), a, b)
     assert (outcome.nodes["b"].new_bytes, outcome.missing) == (120, {})
     assert texts(here)["step_1/worker_1.jsonl"] == (b.folder / "step_1/worker_1.jsonl").read_text()
 
@@ -191,8 +191,8 @@ def test_an_interrupted_command_goes_on_where_it_ended(here, node, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        gathering.gather(str(a.folder), Disks(a), Folder(here), interrupt)
-    outcome = collect(Folder(here), a)
+        gathering.gather(str(a.folder), Disks(a), CollectedFolder(here), interrupt)
+    outcome = collect(CollectedFolder(here), a)
     assert (outcome.nodes["a"].new_bytes, outcome.missing) == (120, {})
     assert texts(here)["step_1/worker_0.jsonl"] == (a.folder / "step_1/worker_0.jsonl").read_text()
 
@@ -202,7 +202,7 @@ def test_another_node_of_a_shared_disk_takes_over(here, node):
     b = node("b", disk="a", dies_at=lambda call, times: call == "send")
     for rank in range(4):
         log(a.folder, f"step_1/worker_{rank}.jsonl", f"line of {rank}")
-    outcome = collect(Folder(here), a, b)
+    outcome = collect(CollectedFolder(here), a, b)
     assert len(texts(here)) == 4
     assert (outcome.missing, outcome.nodes["b"].error) == ({}, "ConnectionError: b died")
 
@@ -218,36 +218,36 @@ def test_a_node_that_joins_late_is_asked_too(here, node):
         return False
 
     a.dies_at = joins
-    collect(Folder(here), disks=disks)
+    collect(CollectedFolder(here), disks=disks)
     assert set(texts(here)) == {"step_1/worker_0.jsonl", "step_1/worker_1.jsonl"}
 
 
 def test_bytes_that_changed_on_the_way_are_brought_anew(here, node):
     a = node("a")
     log(a.folder, "step_1/worker_0.jsonl", "a0", "a1")
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     (here / "step_1/worker_0.jsonl").write_text("a0\nxx\n")
     log(a.folder, "step_1/worker_0.jsonl", "a2")
-    assert not collect(Folder(here), a).missing
+    assert not collect(CollectedFolder(here), a).missing
     assert texts(here)["step_1/worker_0.jsonl"] == "a0\na1\na2\n"
 
 
 def test_a_file_that_was_deleted_here_comes_again(here, node):
     a = node("a")
     log(a.folder, "step_1/worker_0.jsonl", "a0")
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     shutil.rmtree(here / "step_1")
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     assert texts(here) == {"step_1/worker_0.jsonl": "a0\n"}
 
 
 def test_a_log_that_was_deleted_there_stays_here_beside_its_successor(here, node):
     a = node("a")
     log(a.folder, "step_1/worker_0.jsonl", "first")
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     (a.folder / "step_1/worker_0.jsonl").unlink()
     log(a.folder, "step_1/worker_0.jsonl", "second")
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     assert sorted(texts(here).values()) == ["first\n", "second\n"]
 
 
@@ -255,14 +255,14 @@ def test_a_log_that_was_compressed_there_is_not_here_twice(here, node):
     a = node("a")
     log(a.folder, "step_1/worker_0.jsonl", "a0")
     log(a.folder, "step_1/worker_1.jsonl", "b0")
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     log(a.folder, "step_1/worker_0.jsonl", "a1")
     for rank in (0, 1):
         plain = a.folder / f"step_1/worker_{rank}.jsonl"
         packed = zstandard.compress(plain.read_bytes() if rank == 0 else b"something else")
         plain.with_suffix(".jsonl.zst").write_bytes(packed)
         plain.unlink()
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     names = {"worker_0.jsonl.zst", "worker_1.jsonl.zst", "worker_1.jsonl"}
     assert {path.name for path in (here / "step_1").iterdir()} == names
 
@@ -274,25 +274,29 @@ def test_links_pipes_and_hidden_files_stay_where_they_are(here, node, tmp_path):
     (a.folder / "step_1/worker_1.jsonl").symlink_to(tmp_path / "secret")
     os.mkfifo(a.folder / "step_1/worker_2.jsonl")
     log(a.folder, ".locks/worker_0.lock", "")
-    collect(Folder(here), a)
+    collect(CollectedFolder(here), a)
     assert set(texts(here)) == {"step_1/worker_0.jsonl"}
 
 
 def test_a_folder_that_holds_something_else_is_refused(here):
     log(here, "step_1/worker_0.jsonl", "somebody's")
     with pytest.raises(LogError, match="did not bring"):
-        Folder(here)
+        CollectedFolder(here)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(LogError, match="cannot be made"):
-            Folder(folder)
+            CollectedFolder(folder)
 
 
 def test_one_collects_into_a_folder_at_a_time(here):
-    with Folder(here).locked(), pytest.raises(LogError, match="another"), Folder(here).locked():
+    with (
+        CollectedFolder(here).locked(),
+        pytest.raises(LogError, match="another"),
+        CollectedFolder(here).locked(),
+    ):
         pass
 
 
@@ -302,7 +306,7 @@ def test_a_collected_run_of_two_disks_reads_as_both(here, node):
         synthetic_run(one.folder, steps=2, workers=2, requests=3, seed=seed)
     for path in b.folder.rglob("*.jsonl"):  # nodes of one launch share its id
         path.write_text(path.read_text().replace("synthetic-1", "synthetic-0"))
-    collect(Folder(here), a, b)
+    collect(CollectedFolder(here), a, b)
     alone, both = [open_run(one.folder) for one in (a, b)], open_run(here)
     assert both.health.ignored == []
     for name in ("requests", "turns"):
@@ -340,11 +344,11 @@ def pruned(folder):
 def test_files_that_were_pruned_here_are_not_brought_again(here, tmp_path):
     there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
     node = DiskNode("a", there)
-    whole = collect(Folder(here), node)
+    whole = collect(CollectedFolder(here), node)
     requests = open_run(here).everything.requests
     assert pruned(here).files > 0
     left = sorted(here.glob("step_*"))
-    again = collect(Folder(here), node)
+    again = collect(CollectedFolder(here), node)
     assert (again.nodes["a"].new_bytes, again.missing) == (0, {})
     assert again.pruned == len(whole.files) - len(list(here.glob("step_*/*")))
     assert sorted(here.glob("step_*")) == left
@@ -353,23 +357,23 @@ def test_files_that_were_pruned_here_are_not_brought_again(here, tmp_path):
 
 def test_a_pruned_file_that_is_another_inode_on_its_node_is_not_brought_again(here, tmp_path):
     there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
-    collect(Folder(here), DiskNode("a", there))
+    collect(CollectedFolder(here), DiskNode("a", there))
     pruned(here)
     shutil.copytree(there, tmp_path / "b")
-    again = collect(Folder(here), DiskNode("a", tmp_path / "b"))
+    again = collect(CollectedFolder(here), DiskNode("a", tmp_path / "b"))
     assert (again.nodes["a"].new_bytes, again.pruned > 0) == (0, True)
 
 
 def test_a_pruned_file_that_grew_on_its_node_is_brought_as_a_whole(here, tmp_path):
     there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
-    collect(Folder(here), DiskNode("a", there))
+    collect(CollectedFolder(here), DiskNode("a", there))
     requests = len(open_run(here).everything.requests)
     pruned(here)
     [gone, *_] = [path for path in there.glob("step_*/*") if not (here / path.relative_to(there)).exists()]
     late = next(line for line in gone.read_text().splitlines() if '"async_rollout_request_complete"' in line)
     with gone.open("a") as file:
         file.write(late.replace(json.loads(late)["extra"]["request_id"], "late") + "\n")
-    assert collect(Folder(here), DiskNode("a", there)).missing == {}
+    assert collect(CollectedFolder(here), DiskNode("a", there)).missing == {}
     assert (here / gone.relative_to(there)).read_bytes() == gone.read_bytes()
     assert len(open_run(here).everything.requests) == requests + 1
 
@@ -381,6 +385,6 @@ def test_what_nodes_pruned_comes_along(here, tmp_path):
         assert pruned(folder).files > 0
         nodes.append(DiskNode(name, folder))
     expected = sum(len(open_run(node.folder).everything.requests) for node in nodes)
-    assert collect(Folder(here), *nodes).missing == {}
+    assert collect(CollectedFolder(here), *nodes).missing == {}
     assert len(open_run(here).everything.requests) == expected
     assert open_run(here).steps == list(range(1, 17))

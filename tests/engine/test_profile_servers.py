@@ -16,7 +16,7 @@ from sglang_instrument.profilers.from_outside import notes
 from sglang_instrument.profilers.from_outside.probe_requests import send_probes
 from sglang_instrument.profilers.http_client import ask
 from sglang_instrument.profilers.identify_engine import identify
-from sglang_instrument.profilers.workers import Worker, WorkersError, workers_behind
+from sglang_instrument.profilers.workers import EngineWorker, WorkersError, workers_behind
 
 pytestmark = pytest.mark.engine
 
@@ -66,7 +66,7 @@ def profile(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 
 
 
 def generate(server: Server, new_tokens: int = 8) -> None:
-    worker, engine = Worker(0, server.url), identify(server.url, timeout_sec=60)
+    worker, engine = EngineWorker(0, server.url), identify(server.url, timeout_sec=60)
     (reply,) = send_probes(worker, engine, requests=1, new_tokens=new_tokens, timeout_sec=DEADLINE_SEC)
     assert reply.ok, reply
 

@@ -22,7 +22,7 @@ from sglang_instrument.profilers.from_outside import notes
 from sglang_instrument.profilers.http_client import ask
 from sglang_instrument.profilers.in_training.find_engines import find_engines
 from sglang_instrument.profilers.options import ProfileOptions, read_options
-from sglang_instrument.profilers.switching import Outcome
+from sglang_instrument.profilers.switching import SwitchOutcome
 from sglang_instrument.profilers.trace_files import files_in, wait_for_files
 from sglang_instrument.profilers.trainers import router_of
 from sglang_instrument.profilers.workers import WorkersError, addresses_in_log, workers_behind
@@ -197,7 +197,7 @@ def test_a_profiler_that_stops_by_itself_on_another_machine_is_not_shown_as_reco
     ):
         options = ProfileOptions(output_dir=str(tmp_path / f"{steps}-{recording}"), num_steps=steps)
         folder = str(tmp_path / "elsewhere")
-        started = Outcome(0, url, True, "started", "sglang", "", "id", folder)
+        started = SwitchOutcome(0, url, True, "started", "sglang", "", "id", folder)
         notes.write_note(options, "id", [started])
         assert bool(notes.running(options.output_dir, [url])) is recording
 

@@ -19,7 +19,7 @@ import sglang_instrument
 from sglang_instrument.patching.probes.tracker_probe import TrackerProbe, feed_trackers
 from sglang_instrument.patching.tables.reading import load_table, parse_table
 from sglang_instrument.recording.safety import notices
-from sglang_instrument.startup.follower import Follower, environment_of_follower
+from sglang_instrument.startup.follower import FollowerProcess, environment_of_follower
 from sglang_instrument.startup.scalars import Scalars
 
 ENDS_SEC = 600  # on a busy machine, where the follower runs only when nothing else wants to
@@ -423,7 +423,7 @@ def test_children_and_other_ranks_start_no_follower(tmp_path):
 
 def test_a_follower_that_cannot_be_started_is_said_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "")
-    follower = Follower(tmp_path, "now")
+    follower = FollowerProcess(tmp_path, "now")
     follower.start()
     wait_until(notices.noticed)
     assert "cannot be started" in notices.noticed()[0]["notice"]

@@ -9,7 +9,7 @@ from sglang_instrument.demo.calculator import CALCULATOR, FunctionCallParser
 from sglang_instrument.demo.chat import EOS
 from sglang_instrument.demo.interaction import is_right
 from sglang_instrument.demo.options import DemoOptions
-from sglang_instrument.demo.problems import Problem, draw
+from sglang_instrument.demo.problems import DemoProblem, draw
 from sglang_instrument.demo.scoring import score
 
 USER_TURNS = 2  # `RolloutConfig.max_user_turns`, whose module imports PyTorch
@@ -40,7 +40,7 @@ def _step(
     }
 
 
-def _request(tokenizer: Tokenizer, problem: Problem) -> dict[str, Any]:
+def _request(tokenizer: Tokenizer, problem: DemoProblem) -> dict[str, Any]:
     replies = (tokenizer.encode(reply + EOS, add_special_tokens=False) for reply in problem.replies)
     ids = [token for reply in replies for token in reply.ids]
     answers = [reply for reply in problem.replies if not FunctionCallParser().has_tool_call(reply)]

@@ -17,9 +17,9 @@ from sglang_instrument.cli.tables import print_json, print_line, print_table, pr
 from sglang_instrument.errors import InstrumentError, LogError
 
 if TYPE_CHECKING:
-    from sglang_instrument.collect.collected import Folder
+    from sglang_instrument.collect.collected import CollectedFolder
     from sglang_instrument.collect.gather import Progress
-    from sglang_instrument.collect.outcome import NodeReport, Outcome
+    from sglang_instrument.collect.outcome import CollectOutcome, NodeReport
 
 HELP: Final = """\
 Bring the files of a run from the disks of many nodes, or from object storage, into one folder.
@@ -120,9 +120,9 @@ def _upload(args: argparse.Namespace) -> int:
 
 
 def _collect(args: argparse.Namespace) -> int:
-    from sglang_instrument.collect.collected import Folder
+    from sglang_instrument.collect.collected import CollectedFolder
 
-    folder = Folder(args.output)
+    folder = CollectedFolder(args.output)
     with folder.locked(), progress_line() as say:
         outcome = _gather(args, folder, lambda done, total: say(f"collecting: {size(done)} of {size(total)}"))
     if not outcome.files and not any(node.error for node in outcome.nodes.values()):
@@ -134,7 +134,7 @@ def _collect(args: argparse.Namespace) -> int:
     return int(bool(outcome.missing) or any(node.error for node in outcome.nodes.values()))
 
 
-def _gather(args: argparse.Namespace, folder: Folder, progress: Progress) -> Outcome:
+def _gather(args: argparse.Namespace, folder: CollectedFolder, progress: Progress) -> CollectOutcome:
     """Collect by the way that was asked for."""
     from sglang_instrument.collect.by_bucket import BucketNodes
     from sglang_instrument.collect.by_ssh import SshNodes
@@ -157,7 +157,7 @@ def _gather(args: argparse.Namespace, folder: Folder, progress: Progress) -> Out
     return outcome
 
 
-def _gather_by_ray(args: argparse.Namespace, folder: Folder, progress: Progress) -> Outcome:
+def _gather_by_ray(args: argparse.Namespace, folder: CollectedFolder, progress: Progress) -> CollectOutcome:
     from sglang_instrument.collect.by_ray import RayNodes, connect
     from sglang_instrument.collect.gather import gather
 
@@ -173,7 +173,7 @@ def _absolute(run: str) -> str:
     return run if run.startswith("$") else os.path.abspath(run)  # noqa: PTH100 - it need not exist here
 
 
-def _as_json(folder: Path, outcome: Outcome) -> dict[str, Any]:
+def _as_json(folder: Path, outcome: CollectOutcome) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "files": len(outcome.files),
@@ -189,7 +189,7 @@ def _as_json(folder: Path, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print(folder: Path, outcome: Outcome) -> None:
+def _print(folder: Path, outcome: CollectOutcome) -> None:
     nodes = sorted(outcome.nodes.values(), key=lambda node: node.name)
     held = sum(file.held for file in outcome.files)
     from_nodes = f"{len(nodes):,} node{'' if len(nodes) == 1 else 's'}"
@@ -210,7 +210,7 @@ def _row(node: NodeReport) -> tuple[Cell, ...]:
     return (node.name, state, node.files, size(node.new_bytes), sent, size(node.unfinished_bytes))
 
 
-def _missing(outcome: Outcome) -> Iterator[str]:
+def _missing(outcome: CollectOutcome) -> Iterator[str]:
     lines = [
         f"{one.path} of {one.node}: {one.held_bytes:,} of {count(one.bytes)} bytes"
         for one in outcome.missing.values()

@@ -13,7 +13,7 @@ from sglang_instrument.errors import ConfigError, InstrumentError
 
 if TYPE_CHECKING:
     from sglang_instrument.profilers.options import ProfileOptions
-    from sglang_instrument.profilers.workers import Worker
+    from sglang_instrument.profilers.workers import EngineWorker
 
 HELP: Final = """\
 Switch the profilers of the engines' servers (SGLang or vLLM), all at once, and gather their traces.
@@ -115,9 +115,9 @@ def _options(args: argparse.Namespace) -> ProfileOptions:
     return read_options({name: value for name, value in given.items() if value is not None})
 
 
-def _workers(args: argparse.Namespace, *, may_lack: bool) -> list[Worker]:
+def _workers(args: argparse.Namespace, *, may_lack: bool) -> list[EngineWorker]:
     from sglang_instrument.profilers.workers import (
-        Worker,
+        EngineWorker,
         WorkersError,
         addresses_in_log,
         addresses_in_run,
@@ -145,11 +145,11 @@ def _workers(args: argparse.Namespace, *, may_lack: bool) -> list[Worker]:
     unique: dict[str, bool | None] = {}
     for worker in found:
         unique.setdefault(worker.url, worker.healthy)
-    all_ = [Worker(number, url, healthy) for number, (url, healthy) in enumerate(unique.items())]
+    all_ = [EngineWorker(number, url, healthy) for number, (url, healthy) in enumerate(unique.items())]
     return _chosen(all_, args.workers)
 
 
-def _chosen(workers: list[Worker], wanted: str | None) -> list[Worker]:
+def _chosen(workers: list[EngineWorker], wanted: str | None) -> list[EngineWorker]:
     from sglang_instrument.profilers.options import numbers
 
     if wanted is None or wanted == "all":

@@ -15,9 +15,9 @@ from sglang_instrument.cli.numbers import duration
 from sglang_instrument.cli.profile_tables import print_captures, print_files, print_findings, print_outcomes
 from sglang_instrument.cli.tables import print_json, print_line, progress_line
 from sglang_instrument.errors import InstrumentError, LogError
-from sglang_instrument.profilers.from_outside.capture import Capture, Progress, start_and_note
+from sglang_instrument.profilers.from_outside.capture import CaptureResult, Progress, start_and_note
 from sglang_instrument.profilers.from_outside.capture import capture as capture_all
-from sglang_instrument.profilers.from_outside.checking import Finding, check_log, check_workers
+from sglang_instrument.profilers.from_outside.checking import CheckResult, check_log, check_workers
 from sglang_instrument.profilers.from_outside.notes import (
     FolderError,
     Note,
@@ -28,16 +28,16 @@ from sglang_instrument.profilers.from_outside.notes import (
     running,
 )
 from sglang_instrument.profilers.http_client import all_at_once
-from sglang_instrument.profilers.identify_engine import Engine, identify
+from sglang_instrument.profilers.identify_engine import EngineIdentity, identify
 from sglang_instrument.profilers.options import ProfileOptions
-from sglang_instrument.profilers.switching import START_SEC, STOP_SEC, Outcome, stop_all
+from sglang_instrument.profilers.switching import START_SEC, STOP_SEC, SwitchOutcome, stop_all
 from sglang_instrument.profilers.trace_files import TraceFile, files_in, wait_for_files
-from sglang_instrument.profilers.workers import Worker
+from sglang_instrument.profilers.workers import EngineWorker
 
 _FILES_SEC: Final = 60.0  # for files to be complete, once the profilers have stopped
 
 
-def start(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
+def start(args: argparse.Namespace, workers: Sequence[EngineWorker], options: ProfileOptions) -> int:
     """Start the profilers; return 1 if one did not start."""
     elsewhere = _prepare(args, workers, options)
     started, folder = start_and_note(
@@ -56,7 +56,7 @@ def start(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileO
     return _code(started)
 
 
-def stop(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
+def stop(args: argparse.Namespace, workers: Sequence[EngineWorker], options: ProfileOptions) -> int:
     """Stop the profilers, wait until the traces are written; return 1 if one failed."""
     timeout = args.timeout or STOP_SEC
     begun = running(options.output_dir, [worker.url for worker in workers])
@@ -84,7 +84,7 @@ def stop(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOp
     return _code(stopped) or int(not whole)
 
 
-def status(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
+def status(args: argparse.Namespace, workers: Sequence[EngineWorker], options: ProfileOptions) -> int:
     """Print each engine and what was started from here; return 1 if an engine does not answer."""
     timeout = args.timeout or 10.0
     engines = all_at_once(
@@ -103,15 +103,15 @@ def status(args: argparse.Namespace, workers: Sequence[Worker], options: Profile
     return int(not all(engine.reached for engine in engines))
 
 
-def check(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
+def check(args: argparse.Namespace, workers: Sequence[EngineWorker], options: ProfileOptions) -> int:
     """Print what would make a capture fail; return 1 if anything would."""
     findings = check_workers(workers, options, timeout_sec=args.timeout or 10.0, api_key=args.api_key)
     try:
         words = check_folder(options.output_dir, [worker.url for worker in workers]) if workers else ""
         if workers:
-            findings.append(Finding(None, options.output_dir, "output", None if words else True, words))
+            findings.append(CheckResult(None, options.output_dir, "output", None if words else True, words))
     except FolderError as error:
-        findings.append(Finding(None, options.output_dir, "output", False, str(error)))
+        findings.append(CheckResult(None, options.output_dir, "output", False, str(error)))
     if args.log is not None and _may_be_vllm(findings):
         findings += check_log(args.log)
     wrong = any(finding.ok is False for finding in findings)
@@ -122,7 +122,7 @@ def check(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileO
     return int(wrong)
 
 
-def capture(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
+def capture(args: argparse.Namespace, workers: Sequence[EngineWorker], options: ProfileOptions) -> int:
     """Start, send requests, stop, list, analyse; return 1 if a worker failed or left no whole trace."""
     elsewhere = _prepare(args, workers, options)
     if options.num_steps is None and args.requests == 0 and args.timeout is None:
@@ -146,7 +146,7 @@ def capture(args: argparse.Namespace, workers: Sequence[Worker], options: Profil
     return int(not done.ok)
 
 
-def _prepare(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> str:
+def _prepare(args: argparse.Namespace, workers: Sequence[EngineWorker], options: ProfileOptions) -> str:
     """Refuse what would stop a server or spoil a capture; return a warning about an absent folder."""
     urls = [worker.url for worker in workers]
     elsewhere = check_folder(options.output_dir, urls)
@@ -175,11 +175,13 @@ def _what_next(options: ProfileOptions, folder: Path | None, elsewhere: str) -> 
     return f"{bound}; {where}"
 
 
-def _code(outcomes: Sequence[Outcome]) -> int:
+def _code(outcomes: Sequence[SwitchOutcome]) -> int:
     return int(not all(outcome.ok for outcome in outcomes))
 
 
-def _standing(worker: Worker, engine: Engine, known: Sequence[tuple[Path, Note]]) -> dict[str, Any]:
+def _standing(
+    worker: EngineWorker, engine: EngineIdentity, known: Sequence[tuple[Path, Note]]
+) -> dict[str, Any]:
     """Return the state of one worker and of its newest capture."""
     for folder, note in known:
         for one in note["workers"]:
@@ -208,7 +210,7 @@ def _standing(worker: Worker, engine: Engine, known: Sequence[tuple[Path, Note]]
     }
 
 
-def _row(worker: Worker, engine: Engine) -> dict[str, Any]:
+def _row(worker: EngineWorker, engine: EngineIdentity) -> dict[str, Any]:
     return {
         "number": worker.number,
         "url": worker.url,
@@ -219,11 +221,11 @@ def _row(worker: Worker, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _may_be_vllm(findings: Sequence[Finding]) -> bool:
+def _may_be_vllm(findings: Sequence[CheckResult]) -> bool:
     return not any(finding.words.startswith("sglang") for finding in findings if finding.what == "reached")
 
 
-def _print_capture(done: Capture, elsewhere: str) -> None:
+def _print_capture(done: CaptureResult, elsewhere: str) -> None:
     print_outcomes(done.started)
     if done.asked:
         failed = ": the workers' own logs tell why" if done.answered < done.asked else ""
@@ -248,7 +250,7 @@ def _analyse(folder: Path) -> None:
         print_line(str(error))
 
 
-def _capture_json(done: Capture) -> dict[str, Any]:
+def _capture_json(done: CaptureResult) -> dict[str, Any]:
     return {
         "ok": done.ok,
         "folder": done.folder and str(done.folder),

@@ -13,9 +13,9 @@ from sglang_instrument.profilers.from_outside.probe_requests import send_probes
 from sglang_instrument.profilers.http_client import all_at_once
 from sglang_instrument.profilers.identify_engine import identify
 from sglang_instrument.profilers.options import ProfileOptions
-from sglang_instrument.profilers.switching import Outcome, new_profile_id, start_all, stop_all
+from sglang_instrument.profilers.switching import SwitchOutcome, new_profile_id, start_all, stop_all
 from sglang_instrument.profilers.trace_files import POLL_SEC, TraceFile, files_in, wait_for_files
-from sglang_instrument.profilers.workers import Worker
+from sglang_instrument.profilers.workers import EngineWorker
 
 _BY_ITSELF_SEC: Final = 3.0  # time for a profiler that has recorded its steps to write its file
 _SPARE_TOKENS: Final = 16
@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
-class Capture:
+class CaptureResult:
     """The result of a capture.
 
     Attributes:
@@ -36,8 +36,8 @@ class Capture:
     """
 
     folder: Path | None
-    started: list[Outcome]
-    stopped: list[Outcome] = field(default_factory=list)
+    started: list[SwitchOutcome]
+    stopped: list[SwitchOutcome] = field(default_factory=list)
     asked: int = 0
     answered: int = 0
     files: list[list[TraceFile]] = field(default_factory=list)
@@ -54,22 +54,22 @@ class Capture:
 
 
 def start_and_note(
-    workers: Sequence[Worker],
+    workers: Sequence[EngineWorker],
     options: ProfileOptions,
     *,
     timeout_sec: float,
     retries: int = 1,
     api_key: str | None = None,
-) -> tuple[list[Outcome], Path | None]:
+) -> tuple[list[SwitchOutcome], Path | None]:
     """Start all profilers, and write a note of what was started; see `start_all`."""
     named = options if options.profile_id else options.with_(profile_id=new_profile_id())
     started = start_all(workers, named, timeout_sec=timeout_sec, retries=retries, api_key=api_key)
-    noted = any(one.ok and one.folder for one in started)
+    noted = any(outcome.ok and outcome.folder for outcome in started)
     return started, write_note(named, named.profile_id or "", started) if noted else None
 
 
 def capture(
-    workers: Sequence[Worker],
+    workers: Sequence[EngineWorker],
     options: ProfileOptions,
     *,
     requests: int = 4,
@@ -78,7 +78,7 @@ def capture(
     timeout_sec: float = 60.0,
     api_key: str | None = None,
     progress: Progress = lambda doing, done, wanted: None,
-) -> Capture:
+) -> CaptureResult:
     """Record all workers once, and return when the traces are written.
 
     However it ends, also by Ctrl-C, no profiler that it started keeps running.
@@ -100,12 +100,12 @@ def capture(
         stop_all(workers, timeout_sec=timeout_sec, retries=0, api_key=api_key)
         raise
     recording = [worker for worker, outcome in zip(workers, started, strict=True) if outcome.ok]
-    done = Capture(folder, started)
+    done = CaptureResult(folder, started)
     if not recording:
         return done
     folders = [Path(outcome.folder) for outcome in started if outcome.ok and outcome.folder]
     asked = answered = 0
-    stopped: list[Outcome] = []
+    stopped: list[SwitchOutcome] = []
     try:
         if requests:
             progress("sending requests", 0, requests * len(recording))
@@ -116,8 +116,8 @@ def capture(
     finally:
         late = [
             worker
-            for worker, there in zip(recording, _stopped_by_itself(recording, started), strict=True)
-            if not there
+            for worker, has_stopped in zip(recording, _stopped_by_itself(recording, started), strict=True)
+            if not has_stopped
         ]
         progress("stopping", 0, len(late))
         stopped = stop_all(late, timeout_sec=wait_sec, api_key=api_key)
@@ -130,13 +130,13 @@ def capture(
         progress=lambda done, wanted, size: progress("waiting for the traces", done, wanted),
         wanted=ranks,
     )
-    return Capture(folder, started, stopped, asked, answered, files)
+    return CaptureResult(folder, started, stopped, asked, answered, files)
 
 
 def _probe(
-    workers: Sequence[Worker], requests: int, tokens: int, timeout_sec: float, api_key: str | None
+    workers: Sequence[EngineWorker], requests: int, tokens: int, timeout_sec: float, api_key: str | None
 ) -> int:
-    def probe(worker: Worker) -> int:
+    def probe(worker: EngineWorker) -> int:
         engine = identify(worker.url, timeout_sec=timeout_sec, api_key=api_key)
         replies = send_probes(
             worker, engine, requests=requests, new_tokens=tokens, timeout_sec=timeout_sec, api_key=api_key
@@ -152,14 +152,14 @@ def _wait_for_end(
     """Wait until every profiler has stopped by itself, at most `wait_sec`; all of it without `num_steps`."""
     begun = time.monotonic()
     while (spent := time.monotonic() - begun) < wait_sec:
-        there = sum(bool(files_in(folder)) for folder in folders)
-        if folders and there == len(folders) and options.num_steps is not None:
+        stopped = sum(bool(files_in(folder)) for folder in folders)
+        if folders and stopped == len(folders) and options.num_steps is not None:
             return
         progress("recording", round(spent), round(wait_sec))
         time.sleep(POLL_SEC)
 
 
-def _stopped_by_itself(going: Sequence[Worker], started: Sequence[Outcome]) -> list[bool]:
+def _stopped_by_itself(going: Sequence[EngineWorker], started: Sequence[SwitchOutcome]) -> list[bool]:
     """Return for each worker whether its profiler has stopped by itself: then its file is complete."""
     folders = {outcome.url: outcome.folder for outcome in started if outcome.ok}
     return [_has_whole_file(folders.get(worker.url, "")) for worker in going]

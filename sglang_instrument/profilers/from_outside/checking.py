@@ -10,9 +10,16 @@ from typing import Final
 
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.profilers.http_client import all_at_once
-from sglang_instrument.profilers.identify_engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
+from sglang_instrument.profilers.identify_engine import (
+    RPC_ADVICE,
+    START,
+    STOP,
+    VLLM_ADVICE,
+    EngineIdentity,
+    identify,
+)
 from sglang_instrument.profilers.options import ProfileOptions
-from sglang_instrument.profilers.workers import Worker
+from sglang_instrument.profilers.workers import EngineWorker
 from sglang_instrument.regular_files import open_regular
 
 #: What a trainer's log shows of a configured profiler: arguments parsed, passed on to the server, route
@@ -29,7 +36,7 @@ _LOG_BYTES: Final = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check; `ok` is None if it cannot be told."""
 
     number: int | None
@@ -40,21 +47,25 @@ class Finding:
 
 
 def check_workers(
-    workers: Sequence[Worker], options: ProfileOptions, *, timeout_sec: float, api_key: str | None = None
-) -> list[Finding]:
+    workers: Sequence[EngineWorker],
+    options: ProfileOptions,
+    *,
+    timeout_sec: float,
+    api_key: str | None = None,
+) -> list[CheckResult]:
     """Check all workers at the same time; start nothing."""
 
-    def look(worker: Worker) -> list[Finding]:
+    def look(worker: EngineWorker) -> list[CheckResult]:
         engine = identify(worker.url, timeout_sec=timeout_sec, api_key=api_key, with_routes=True)
         return [
-            Finding(worker.number, worker.url, what, ok, words)
+            CheckResult(worker.number, worker.url, what, ok, words)
             for what, ok, words in _of_worker(worker, engine, options)
         ]
 
     return [finding for findings in all_at_once(look, workers) for finding in findings]
 
 
-def check_log(path: Path) -> list[Finding]:
+def check_log(path: Path) -> list[CheckResult]:
     """Check in a trainer's log whether vLLM's profiler was configured, passed on to the server, and mounted.
 
     If one of these three is missing, `/start_profile` answers 404.
@@ -76,11 +87,13 @@ def check_log(path: Path) -> list[Finding]:
     for what, pattern, missing in checks:
         match = pattern.search(text)
         words = " ".join(match.group().split())[:80] if match else f"{missing}: {VLLM_ADVICE}"
-        findings.append(Finding(None, str(path), what, match is not None, words))
+        findings.append(CheckResult(None, str(path), what, match is not None, words))
     return findings
 
 
-def _of_worker(worker: Worker, engine: Engine, options: ProfileOptions) -> list[tuple[str, bool | None, str]]:
+def _of_worker(
+    worker: EngineWorker, engine: EngineIdentity, options: ProfileOptions
+) -> list[tuple[str, bool | None, str]]:
     if not engine.reached:
         router = "; its router still lists it" if worker.healthy is not None else ""
         return [("reached", False, f"{engine.words}{router}")]

@@ -17,7 +17,7 @@ import msgspec
 
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.profilers.options import ProfileOptions
-from sglang_instrument.profilers.switching import Outcome
+from sglang_instrument.profilers.switching import SwitchOutcome
 from sglang_instrument.profilers.trace_files import NOTE, TraceFile, files_in
 from sglang_instrument.regular_files import read_regular, write_anew
 
@@ -26,13 +26,13 @@ _LEAST_FREE_BYTES = 1 * 2**30  # one second of an engine on a GPU makes up to 10
 Note = dict[str, Any]
 
 
-class _Worker(msgspec.Struct):
+class _NotedWorker(msgspec.Struct):
     url: str = ""
     folder: str = ""
 
 
-class _Note(msgspec.Struct):
-    workers: list[_Worker]
+class _CaptureNote(msgspec.Struct):
+    workers: list[_NotedWorker]
     started_unix: float = 0.0
     options: dict[str, Any] = {}
 
@@ -87,7 +87,7 @@ def is_this_machine(url: str) -> bool:
     return True
 
 
-def write_note(options: ProfileOptions, profile_id: str, outcomes: Sequence[Outcome]) -> Path | None:
+def write_note(options: ProfileOptions, profile_id: str, outcomes: Sequence[SwitchOutcome]) -> Path | None:
     """Write a note of what was started; return the capture's folder, or None if it cannot be written here."""
     folder = Path(options.output_dir).expanduser() / profile_id
     note = {
@@ -114,13 +114,13 @@ def mark_stopped(folder: Path) -> None:
 
 def captures(output_dir: str | Path) -> list[tuple[Path, Note]]:
     """Return the captures below a folder that were started from this machine, the newest first."""
-    found = []
+    pairs = []
     for path in Path(output_dir).expanduser().glob(f"*/{NOTE}"):
         try:
-            found.append((path.parent, _read(path)))
+            pairs.append((path.parent, _read(path)))
         except (OSError, ValueError):
             continue
-    return sorted(found, key=lambda pair: -float(pair[1].get("started_unix", 0)))
+    return sorted(pairs, key=lambda pair: -float(pair[1].get("started_unix", 0)))
 
 
 def _write(folder: Path, note: Note) -> None:
@@ -136,7 +136,7 @@ def _read(path: Path) -> Note:
     """
     try:
         note = json.loads(read_regular(path))
-        msgspec.convert(note, _Note)
+        msgspec.convert(note, _CaptureNote)
     except (RecursionError, msgspec.ValidationError) as error:
         raise ValueError(str(error)) from None
     return dict(note)
@@ -145,7 +145,7 @@ def _read(path: Path) -> Note:
 def running(output_dir: str | Path, urls: Iterable[str]) -> dict[str, tuple[Path, Note]]:
     """Return, by address, the captures that were started and have neither a stop nor a complete file."""
     wanted = set(urls)
-    found: dict[str, tuple[Path, Note]] = {}
+    by_url: dict[str, tuple[Path, Note]] = {}
     for folder, note in captures(output_dir):
         if "stopped_unix" in note:
             continue
@@ -153,9 +153,9 @@ def running(output_dir: str | Path, urls: Iterable[str]) -> dict[str, tuple[Path
             url = worker.get("url")
             # A bounded capture on another machine may have ended: its files may not be visible here.
             unknown = note.get("options", {}).get("num_steps") is not None and not is_this_machine(str(url))
-            if url in wanted and url not in found and not unknown and not _has_whole(files_of(worker)):
-                found[url] = (folder, note)
-    return found
+            if url in wanted and url not in by_url and not unknown and not _has_whole(files_of(worker)):
+                by_url[url] = (folder, note)
+    return by_url
 
 
 def files_of(worker: Note) -> list[TraceFile]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sglang_instrument.profilers.http_client import Reply, all_at_once, ask
-from sglang_instrument.profilers.identify_engine import Engine
-from sglang_instrument.profilers.workers import Worker
+from sglang_instrument.profilers.identify_engine import EngineIdentity
+from sglang_instrument.profilers.workers import EngineWorker
 
 _PROMPT: Final = "Count the stars above the quiet harbour, one after the other, and name each of them. "
 
 
 def send_probes(
-    worker: Worker,
-    engine: Engine,
+    worker: EngineWorker,
+    engine: EngineIdentity,
     *,
     requests: int,
     new_tokens: int,
@@ -29,7 +29,12 @@ def send_probes(
 
 
 def _bodies(
-    worker: Worker, engine: Engine, requests: int, new_tokens: int, timeout_sec: float, api_key: str | None
+    worker: EngineWorker,
+    engine: EngineIdentity,
+    requests: int,
+    new_tokens: int,
+    timeout_sec: float,
+    api_key: str | None,
 ) -> tuple[str, list[dict[str, Any]]]:
     # Numbered, so that no prompt hits the prefix cache of another.
     prompts = [f"{number}. {_PROMPT}" for number in range(requests)]

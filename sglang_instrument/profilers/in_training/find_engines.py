@@ -46,23 +46,23 @@ def find_engines(depth: int, router: str = "") -> EnginesFound:
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
-        found = _in_frame(frame)
-        if found:
-            return found
+        engines = _in_frame(frame)
+        if engines:
+            return engines
         frame = frame.f_back
     return EnginesFound()
 
 
 def _in_frame(frame: FrameType) -> EnginesFound:
     for thing in values_of(frame, names_of("locals")):
-        found = _of(thing)
-        if found:
-            return found
+        engines = _of(thing)
+        if engines:
+            return engines
         for held in names_of("attributes"):
             inner = stored_attribute(thing, held)
-            found = _of(inner) if inner is not None else EnginesFound()
-            if found:
-                return found
+            engines = _of(inner) if inner is not None else EnginesFound()
+            if engines:
+                return engines
     return EnginesFound()
 
 

@@ -13,7 +13,7 @@ _WHEN: Final = re.compile(r"\s*(\w+)\s*>\s*([0-9.]+)\s*(s|sec|min)?\s*")
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProfilePlan:
     """What a run wants profiled.
 
     Attributes:
@@ -31,7 +31,7 @@ class Plan:
     longer_than_sec: float = 0.0
 
 
-def read_plan(steps: str, workers: str, options: str, when: str, output_dir: str) -> Plan | None:
+def read_plan(steps: str, workers: str, options: str, when: str, output_dir: str) -> ProfilePlan | None:
     """Return the plan of these settings; None if they ask for nothing.
 
     Raises:
@@ -42,7 +42,7 @@ def read_plan(steps: str, workers: str, options: str, when: str, output_dir: str
     base = ProfileOptions(num_steps=DEFAULT_STEPS_IN_A_RUN, output_dir=output_dir)
     phase, longer_than_sec = _when(when) if when.strip() else ("", 0.0)
     every = workers.strip() in ("", "all")
-    return Plan(
+    return ProfilePlan(
         _numbers("profile_steps", steps),
         None if every else _numbers("profile_workers", workers),
         read_options(options, base),

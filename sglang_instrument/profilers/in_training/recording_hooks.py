@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_instrument.config import Config
 from sglang_instrument.patching.tables.about import read_abouts
-from sglang_instrument.profilers.in_training.plan import Plan, read_plan
+from sglang_instrument.profilers.in_training.plan import ProfilePlan, read_plan
 from sglang_instrument.profilers.in_training.run_captures import Captures
 from sglang_instrument.profilers.in_training.schedule import Schedule
 from sglang_instrument.recording.measure import context, spans
@@ -19,7 +19,7 @@ from sglang_instrument.recording.safety import notices
 from sglang_instrument.schema import kind_of
 
 
-def plan_of(config: Config) -> Plan | None:
+def plan_of(config: Config) -> ProfilePlan | None:
     """Return what a run's settings ask to profile, or None.
 
     Raises:
@@ -101,10 +101,10 @@ def _note(step: int, worker: int, fields: Mapping[str, Any]) -> None:
 def _open_spans() -> list[tuple[str, str, float, int, int, Mapping[str, Any]]]:
     """Return (phase, event, age in seconds, step, worker, ids) of open spans, the oldest first."""
     now = time.perf_counter_ns()
-    found = []
+    rows = []
     for span in list(spans.OPEN.values()):
         phase, scope = span.phase or kind_of(span.event).phase, span.context
         age = (now - span.start) / 1e9
         worker = process_worker() if scope.worker is None else scope.worker
-        found.append((phase, span.event, age, scope.step or 0, worker, dict(scope.extra or {})))
-    return sorted(found, key=lambda one: -one[2])
+        rows.append((phase, span.event, age, scope.step or 0, worker, dict(scope.extra or {})))
+    return sorted(rows, key=lambda row: -row[2])

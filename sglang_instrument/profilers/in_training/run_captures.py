@@ -13,11 +13,11 @@ from typing import Any, Final
 from sglang_instrument.profilers.engines import start_engine, stop_engine
 from sglang_instrument.profilers.http_client import all_at_once, ask
 from sglang_instrument.profilers.in_training.find_engines import EnginesFound
-from sglang_instrument.profilers.in_training.plan import Plan
+from sglang_instrument.profilers.in_training.plan import ProfilePlan
 from sglang_instrument.profilers.options import DEFAULT_STEPS_IN_A_RUN as DEFAULT_STEPS
-from sglang_instrument.profilers.switching import Outcome, start_all, stop_all
+from sglang_instrument.profilers.switching import SwitchOutcome, start_all, stop_all
 from sglang_instrument.profilers.trace_files import files_in
-from sglang_instrument.profilers.workers import Worker, workers_at, workers_behind
+from sglang_instrument.profilers.workers import EngineWorker, workers_at, workers_behind
 from sglang_instrument.regular_files import write_anew
 
 #: Called with a key and a text when something goes wrong.
@@ -31,11 +31,11 @@ _LOADS: Final = ("/v1/loads", "/get_load")
 
 
 @dataclass(frozen=True)
-class _Capture:
-    """One that records, or did."""
+class _RunningCapture:
+    """The profilers of a step, while they record and afterwards."""
 
-    engines: Sequence[tuple[Any, Outcome]]
-    workers: Sequence[tuple[Worker, Outcome]]
+    engines: Sequence[tuple[Any, SwitchOutcome]]
+    workers: Sequence[tuple[EngineWorker, SwitchOutcome]]
 
 
 class Captures:
@@ -51,11 +51,11 @@ class Captures:
     """
 
     def __init__(
-        self, plan: Plan, *, experiment: str, run_id: str, folder: Path, say: Say, note: Note
+        self, plan: ProfilePlan, *, experiment: str, run_id: str, folder: Path, say: Say, note: Note
     ) -> None:
         self._plan, self._experiment, self._run_id = plan, experiment, run_id
         self._folder, self._say, self._note = folder, say, note
-        self._open: dict[int, _Capture] = {}
+        self._open: dict[int, _RunningCapture] = {}
 
     def begin(self, step: int, worker: int, engines_found: EnginesFound) -> None:
         """Start the profilers of a step's engines, unless another process has claimed them."""
@@ -83,7 +83,7 @@ class Captures:
         stopped += stop_all(late, timeout_sec=_STOP_SEC)
         self._complain(step, stopped)
 
-    def _has_ended(self, outcome: Outcome) -> bool:
+    def _has_ended(self, outcome: SwitchOutcome) -> bool:
         """Return whether a profiler has seen its forward steps, as far as its files tell here."""
         files = files_in(outcome.folder) if self._plan.options.num_steps is not None else []
         by_stage = self._plan.options.profile_by_stage  # the files of one stage say nothing of the other
@@ -96,7 +96,7 @@ class Captures:
 
     def _start(
         self, name: str, step: int, worker: int, engines_found: EnginesFound, facts: dict[str, Any]
-    ) -> _Capture | None:
+    ) -> _RunningCapture | None:
         options = self._plan.options.with_(profile_id=name)
         if facts:  # no step stops a capture that a slow request began
             options = options.with_(num_steps=options.num_steps or DEFAULT_STEPS)
@@ -110,7 +110,7 @@ class Captures:
             return None
         loads = _loads(workers)
         if facts and len(workers) > 1:
-            workers = [max(workers, key=lambda one: loads.get(one.url, {}).get("requests", 0))]
+            workers = [max(workers, key=lambda candidate: loads.get(candidate.url, {}).get("requests", 0))]
         outcomes = [
             start_engine(engine, options, worker, timeout_sec=_START_SEC, name=f"worker_{worker}")
             for engine in engines
@@ -120,20 +120,24 @@ class Captures:
         for outcome in outcomes:
             if outcome.ok:
                 self._tell(step, worker, outcome, {**facts, "load": loads.get(outcome.url)})
-        return _Capture(
-            [(engine, one) for engine, one in zip(engines, outcomes, strict=False) if one.ok],
-            [(one, found) for one, found in zip(workers, outcomes[len(engines) :], strict=True) if found.ok],
+        return _RunningCapture(
+            [(engine, outcome) for engine, outcome in zip(engines, outcomes, strict=False) if outcome.ok],
+            [
+                (server, outcome)
+                for server, outcome in zip(workers, outcomes[len(engines) :], strict=True)
+                if outcome.ok
+            ],
         )
 
     def _mine(self, engines: Sequence[Any], worker: int) -> list[Any]:
         wanted = self._plan.workers
         return list(engines) if wanted is None or worker in wanted else []
 
-    def _chosen(self, engines_found: EnginesFound) -> list[Worker]:
+    def _chosen(self, engines_found: EnginesFound) -> list[EngineWorker]:
         router = engines_found.router
-        found = workers_behind([router]) if router else workers_at(engines_found.urls)
+        listed = workers_behind([router]) if router else workers_at(engines_found.urls)
         wanted = self._plan.workers
-        return [one for one in found if wanted is None or one.number in wanted]
+        return [worker for worker in listed if wanted is None or worker.number in wanted]
 
     def _claim(self, name: str) -> bool:
         """Return whether this process is the first of the run that wants this capture."""
@@ -145,7 +149,7 @@ class Captures:
             return False
         return True
 
-    def _tell(self, step: int, worker: int, outcome: Outcome, facts: Mapping[str, Any]) -> None:
+    def _tell(self, step: int, worker: int, outcome: SwitchOutcome, facts: Mapping[str, Any]) -> None:
         """Write beside the run what was profiled, and log it in the step: each names the other."""
         fields = {
             "profile_id": outcome.profile_id,
@@ -159,7 +163,7 @@ class Captures:
         note = {"step": step, "worker": worker, "run_id": self._run_id, "started_unix": time.time(), **fields}
         write_anew(path, json.dumps(note).encode())
 
-    def _complain(self, step: int, outcomes: Sequence[Outcome]) -> None:
+    def _complain(self, step: int, outcomes: Sequence[SwitchOutcome]) -> None:
         for outcome in outcomes:
             if not outcome.ok:
                 self._say(
@@ -168,7 +172,7 @@ class Captures:
                 )
 
 
-def _loads(workers: Sequence[Worker]) -> dict[str, dict[str, Any]]:
+def _loads(workers: Sequence[EngineWorker]) -> dict[str, dict[str, Any]]:
     """Return how much each server has to do: {"requests": running and waiting ones}, as far as it tells."""
     asked = all_at_once(lambda worker: _load(worker.url), workers)
     return {worker.url: load for worker, load in zip(workers, asked, strict=True) if load}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sglang_instrument.profilers.in_training.find_engines import EnginesFound, find_engines
-from sglang_instrument.profilers.in_training.plan import Plan
+from sglang_instrument.profilers.in_training.plan import ProfilePlan
 from sglang_instrument.profilers.in_training.run_captures import Captures, Say
 from sglang_instrument.recording.safety.unpatched import RLock, Thread, original, sleep
 
@@ -22,7 +22,7 @@ OpenSpans = Callable[[], list[tuple[str, str, float, int, int, Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class _Task:
+class _StepChange:
     """A step that begins or ends, for the thread."""
 
     what: str
@@ -45,7 +45,7 @@ class Schedule:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ProfilePlan,
         *,
         new_captures: Callable[[], Captures],
         router: str = "",
@@ -54,7 +54,7 @@ class Schedule:
     ) -> None:
         self._plan, self._new_captures, self._router = plan, new_captures, router
         self._say, self._open_spans = say, open_spans
-        self._tasks: queue.SimpleQueue[_Task | None] = _Queue()
+        self._tasks: queue.SimpleQueue[_StepChange | None] = _Queue()
         self._thread: Thread | None = None
         # Steps of several workers may begin at once, and one in a signal handler while the thread is started.
         self._starting = RLock()
@@ -75,7 +75,7 @@ class Schedule:
             self._start()
             if wanted and engines_found:
                 self._begun.add(step)
-                self._tasks.put(_Task("begin", step, worker, is_open, engines_found))
+                self._tasks.put(_StepChange("begin", step, worker, is_open, engines_found))
             elif wanted:
                 self._say(
                     "profile_steps: no engine",
@@ -88,7 +88,7 @@ class Schedule:
     def ended(self, step: int | None, worker: int, validate: bool, is_open: Callable[[], bool]) -> None:
         """Note that the last block of a step was left; the trainer's thread calls this."""
         if step in self._begun and not validate and step is not None:
-            self._tasks.put(_Task("end", step, worker, is_open))
+            self._tasks.put(_StepChange("end", step, worker, is_open))
 
     def stop(self, wait_sec: float) -> None:
         """End the thread, which stops the profilers that record; wait at most `wait_sec` for it."""
@@ -128,7 +128,7 @@ class Schedule:
             elif task.what == "end" and self._is_over(task):
                 self._guarded(captures.end, task.step)
 
-    def _begin(self, captures: Captures, task: _Task) -> None:
+    def _begin(self, captures: Captures, task: _StepChange) -> None:
         if self._is_over(task):  # to start now would record another step under the name of this one
             self._say(
                 "profile_steps: too late",
@@ -139,7 +139,7 @@ class Schedule:
             self._guarded(captures.begin, task.step, task.worker, task.engines_found)
 
     @staticmethod
-    def _is_over(task: _Task) -> bool:
+    def _is_over(task: _StepChange) -> bool:
         if task.is_open():
             return False
         sleep(_GRACE_SEC)

@@ -1,0 +1,179 @@
+"""A variable is named after what it holds, and a class name stands for one class in the whole package."""
+
+import ast
+import io
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "sglang_instrument"
+TREES = (PACKAGE, "tests", "benchmarks")
+
+#: Names that make a reader carry the noun in the head.
+REFUSED = frozenset({"one", "found", "own", "kept", "told", "there", "at"})
+
+#: Rooms that still have such names: a room leaves this list when its last one goes.
+NOT_DONE = {
+    "sglang_instrument/analysis",
+    "sglang_instrument/cli",
+    "sglang_instrument/live",
+    "sglang_instrument/patching/decorating",
+    "sglang_instrument/patching/places",
+    "sglang_instrument/patching/probes",
+    "sglang_instrument/patching/rewriting",
+    "sglang_instrument/patching/suggest",
+    "sglang_instrument/patching/tables",
+    "sglang_instrument/recording/keep",
+    "sglang_instrument/recording/measure",
+    "sglang_instrument/recording/safety",
+    "sglang_instrument/recording/watch",
+    "sglang_instrument/report",
+    "sglang_instrument/testing",
+    "tests/analysis",
+    "tests/cli",
+    "tests/collect",
+    "tests/engine",
+    "tests/gpu",
+    "tests/house",
+    "tests/live",
+    "tests/on_mlflow",
+    "tests/on_ray",
+    "tests/on_storage",
+    "tests/patching",
+    "tests/profilers",
+    "tests/recording/contract",
+    "tests/recording/keep",
+    "tests/recording/measure",
+    "tests/recording/watch",
+    "tests/release",
+    "tests/report",
+    "tests/startup",
+    "tests/support",
+    "tests/tables",
+    "tests/testing",
+    "tests/trainers",
+    "benchmarks",
+}
+
+COMPILED = {".pyx", ".pxi", ".pxd"}
+FILES = [
+    path
+    for tree in TREES
+    for path in sorted((ROOT / tree).rglob("*"))
+    if path.suffix == ".py" or path.suffix in COMPILED
+]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the parsed text of a file."""
+    return ast.parse(path.read_text())
+
+
+def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each name that a file binds, with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name, node.lineno
+            case (
+                ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+                | ast.ExceptHandler(name=str(name))
+            ):
+                yield name, node.lineno
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                yield from ((alias.asname or alias.name, alias.lineno) for alias in aliases)
+
+
+def names_in_cython(text: str) -> Iterator[tuple[str, int]]:
+    """Yield each name of a file in Cython that does not follow a dot, with its line."""
+    before = ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME and before != ".":
+            yield token.string, token.start[0]
+        before = token.string
+
+
+def refused_in(path: Path) -> list[str]:
+    """Return the refused names that a file binds, each as `file:line: name`."""
+    names = names_in_cython(path.read_text()) if path.suffix in COMPILED else bindings(tree_of(path))
+    lines = sorted({(line, name) for name, line in names if name in REFUSED})
+    return [f"{path.relative_to(ROOT).as_posix()}:{line}: {name}" for line, name in lines]
+
+
+def classes_with_one_name() -> list[str]:
+    """Return the places, as `file:line: class`, of each class whose name stands for another class, too.
+
+    Rooms that are done answer only for names that two of them share; a leading underscore makes no name.
+    """
+    places = defaultdict(list)
+    for path in FILES:
+        if path.suffix == ".py" and path.is_relative_to(ROOT / PACKAGE):
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.ClassDef):
+                    place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}: class {node.name}"
+                    places[node.name.lstrip("_")].append(place)
+    shared = []
+    for of_name in places.values():
+        done = [place for place in of_name if not room_of(place)]
+        if len(of_name) > 1:
+            shared += of_name if len(done) > 1 else [place for place in of_name if room_of(place)]
+    return shared
+
+
+def room_of(place: str) -> str:
+    """Return the room of NOT_DONE in which a place lies, or an empty string."""
+    return next((room for room in sorted(NOT_DONE) if place.startswith(f"{room}/")), "")
+
+
+@pytest.fixture(scope="module")
+def offenders() -> list[str]:
+    """Return the places of all refused names, and of all class names that stand for two classes."""
+    variables = [place for path in FILES for place in refused_in(path)]
+    return variables + classes_with_one_name()
+
+
+def test_names_are_nouns_and_a_class_name_stands_for_one_class(offenders: list[str]) -> None:
+    places = [place for place in offenders if not room_of(place)]
+    assert not places, "name what the variable holds, or what the class is:\n" + "\n".join(places)
+
+
+def test_the_list_of_rooms_not_done_is_exact(offenders: list[str]) -> None:
+    with_offenders = {room_of(place) for place in offenders} - {""}
+    assert with_offenders == NOT_DONE, "a room without such names leaves the list"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "one = 1",
+        "for one in range(3): pass",
+        "[one for one in range(3)]",
+        "lambda at: 0",
+        "def sum_of(*kept): pass",
+        "def found(): pass",
+        "class Answer:\n    own: int = 0",
+        "self.told = 1",
+        "if (there := 1): pass",
+        "with place as there: pass",
+        "import one",
+        "from here import there as own",
+        "try: pass\nexcept OSError as one: pass",
+        "match x:\n    case [one, *kept]: pass",
+    ],
+)
+def test_each_way_to_bind_a_name_is_seen(code: str) -> None:
+    assert {name for name, _ in bindings(ast.parse(code))} & REFUSED
+
+
+def test_names_of_cython_are_seen_and_its_strings_and_attributes_are_not() -> None:
+    text = "cdef object found  # one of two\nx = 'kept' + row.own\n"
+    assert [name for name, _ in names_in_cython(text) if name in REFUSED] == ["found"]
