@@ -16,7 +16,7 @@ from sglang_instrument.errors import ConfigError
 from sglang_instrument.patching.decorating.rebuilt import name_rebuilt
 from sglang_instrument.patching.decorating.rewriting import ask_for_tables, requests_of
 from sglang_instrument.patching.places.versions import installed_version
-from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.probes.contract import ProbeContract
 from sglang_instrument.patching.probes.probe import probes_for
 from sglang_instrument.patching.probes.tracker_probe import feed_trackers
 from sglang_instrument.patching.rewriting.patcher import Patcher
@@ -239,7 +239,7 @@ class Session:
         return sites_by_table
 
 
-def _wrap_target(function: Callable[..., Any], probe: Probe) -> Callable[..., Any]:
+def _wrap_target(function: Callable[..., Any], probe: ProbeContract) -> Callable[..., Any]:
     """Wrap a target without source; imported only for such a target: the wrappers import wrapt."""
     from sglang_instrument.patching.decorating.wrappers import wrap_target
 

@@ -14,7 +14,7 @@ from sglang_instrument.errors import TableError
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.field_readers import build, condition, local_arguments, locals_of
 from sglang_instrument.patching.tables.field_functions import UNBOUND
-from sglang_instrument.patching.tables.field_language import Constant, Path, Step, parse
+from sglang_instrument.patching.tables.field_language import Constant, Path, PathStep, parse
 from sglang_instrument.recording.measure.binding import bind
 from sglang_instrument.recording.measure.context import forget_all
 from sglang_instrument.recording.measure.spans import Span
@@ -333,10 +333,10 @@ def test_a_field_must_be_text():
 
 NAMES = st.sampled_from(["request", "turns", "output", "_x", "größe"])
 STEPS = st.one_of(
-    st.builds(Step, st.just("attribute"), NAMES),
-    st.builds(Step, st.just("key"), st.integers(-5, 5)),
-    st.builds(Step, st.just("key"), st.text("abc .|[*]", max_size=4)),
-    st.just(Step("each")),
+    st.builds(PathStep, st.just("attribute"), NAMES),
+    st.builds(PathStep, st.just("key"), st.integers(-5, 5)),
+    st.builds(PathStep, st.just("key"), st.text("abc .|[*]", max_size=4)),
+    st.just(PathStep("each")),
 )
 FUNCTIONS = st.sampled_from([None, "size", "total", "any", "mean", "min", "max", "p50", "over9", "percent"])
 PATHS = st.builds(lambda root, steps, name: Path(root, tuple(steps), name), NAMES, st.lists(STEPS), FUNCTIONS)

@@ -5,7 +5,7 @@ from typing import Any
 
 from sglang_instrument.patching.code_constants import original_of
 from sglang_instrument.patching.decorating import notes, rebuilt
-from sglang_instrument.patching.decorating.notes import NOTE, NOTES, Decoration, Note, decorations_of
+from sglang_instrument.patching.decorating.notes import NOTE, NOTES, Decoration, FunctionNote, decorations_of
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.safety.notices import log_swallowed
 
@@ -24,13 +24,15 @@ def decorated_copy(function: FunctionType, decoration: Decoration) -> FunctionTy
     copy = _copied(function, code)
     before = decorations_of(function)
     has_regions = code is not function.__code__ and not before
-    _note(copy, Note(copy, (decoration, *before), function if has_regions else None))
+    _note(copy, FunctionNote(copy, (decoration, *before), function if has_regions else None))
     return copy
 
 
-def note_again(function: FunctionType, sent: tuple[tuple[Any, ...], ...], rewritten: CodeType | None) -> Note:
+def note_again(
+    function: FunctionType, sent: tuple[tuple[Any, ...], ...], rewritten: CodeType | None
+) -> FunctionNote:
     """Note a function that another process pickled by value, perhaps while it ran rewritten code."""
-    note = Note(function, tuple(Decoration(*decoration) for decoration in sent))
+    note = FunctionNote(function, tuple(Decoration(*decoration) for decoration in sent))
     code = function.__code__
     note.original, note.rewritten = original_of(code), rewritten or code
     function.__code__ = note.original
@@ -38,7 +40,7 @@ def note_again(function: FunctionType, sent: tuple[tuple[Any, ...], ...], rewrit
     return note
 
 
-def _note(function: FunctionType, note: Note) -> None:
+def _note(function: FunctionType, note: FunctionNote) -> None:
     vars(function)[NOTE] = note
     NOTES[function] = note
     rebuilt.expect(function)
@@ -59,7 +61,7 @@ def _switch(is_on: bool) -> None:
             change(function, note)
 
 
-def _put(function: FunctionType, note: Note) -> None:
+def _put(function: FunctionType, note: FunctionNote) -> None:
     if original_of(function.__code__) is not function.__code__:
         return  # a table patched it, with its decorations
     try:
@@ -70,7 +72,7 @@ def _put(function: FunctionType, note: Note) -> None:
         log_swallowed("rewriting a decorated function", error)
 
 
-def _rewritten(function: FunctionType, note: Note) -> CodeType | None:
+def _rewritten(function: FunctionType, note: FunctionNote) -> CodeType | None:
     """Return the rewritten code of a function that runs its original code; the note keeps both."""
     code = function.__code__
     if note.rewritten is None or note.original is not code:
@@ -81,7 +83,7 @@ def _rewritten(function: FunctionType, note: Note) -> CodeType | None:
     return note.rewritten
 
 
-def _rewritten_to_send(function: FunctionType, note: Note) -> CodeType | None:
+def _rewritten_to_send(function: FunctionType, note: FunctionNote) -> CodeType | None:
     try:
         is_rewritten = original_of(function.__code__) is not function.__code__
         return None if is_rewritten else _rewritten(function, note)
@@ -93,7 +95,7 @@ def _rewritten_to_send(function: FunctionType, note: Note) -> CodeType | None:
 notes.rewrite_to_send = _rewritten_to_send
 
 
-def _restore(function: FunctionType, note: Note) -> None:
+def _restore(function: FunctionType, note: FunctionNote) -> None:
     code, original = function.__code__, note.original
     if original is None or original_of(code) is not original:
         return  # not rewritten, or replaced by other code since

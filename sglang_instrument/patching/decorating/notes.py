@@ -16,12 +16,12 @@ _UNPICKLE: Final = """(
 )"""
 
 
-def _send_nothing(function: FunctionType, note: "Note") -> CodeType | None:
+def _send_nothing(function: FunctionType, note: "FunctionNote") -> CodeType | None:
     return None
 
 
 #: Returns the rewritten code to send with a function; None if the function runs it. `functions.py` sets this.
-rewrite_to_send: "Callable[[FunctionType, Note], CodeType | None]" = _send_nothing
+rewrite_to_send: "Callable[[FunctionType, FunctionNote], CodeType | None]" = _send_nothing
 
 
 class Decoration(NamedTuple):
@@ -39,7 +39,7 @@ class Decoration(NamedTuple):
         return bool(self.fields or self.bind)
 
 
-class Note:
+class FunctionNote:
     """What is known of one decorated function.
 
     `decorations` are those that were stacked, the outer one first. `template` is the function that was
@@ -71,7 +71,7 @@ class Note:
 
 
 #: The notes of all decorated functions that exist.
-NOTES: "Final[WeakKeyDictionary[FunctionType, Note]]" = WeakKeyDictionary()
+NOTES: "Final[WeakKeyDictionary[FunctionType, FunctionNote]]" = WeakKeyDictionary()
 
 
 def decorations_of(function: FunctionType) -> tuple[Decoration, ...]:

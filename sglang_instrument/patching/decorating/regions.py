@@ -68,5 +68,7 @@ def _has_code(function: Any) -> bool:
 def _check(where: str, expression: Expression, known: Mapping[str, object]) -> None:
     for name in expression.locals:
         if name not in known:
-            there = ", ".join(known) or "not known"
-            raise TableError(f"{where}: {expression.text!r}: no argument {name!r}; the arguments are {there}")
+            arguments = ", ".join(known) or "not known"
+            raise TableError(
+                f"{where}: {expression.text!r}: no argument {name!r}; the arguments are {arguments}"
+            )

@@ -7,7 +7,7 @@ from types import CodeType, FunctionType
 from typing import Final
 from weakref import ref
 
-from sglang_instrument.patching.decorating.notes import Decoration, Note, decorations_of
+from sglang_instrument.patching.decorating.notes import Decoration, FunctionNote, decorations_of
 from sglang_instrument.patching.decorating.regions import region_of_call
 from sglang_instrument.patching.probes.probe import probes_for
 from sglang_instrument.patching.rewriting.apply import Applier, garbage_collection_paused
@@ -26,7 +26,7 @@ def _none(function: FunctionType) -> list[RegionRequest]:
 _requests_of_tables: Callable[[FunctionType], list[RegionRequest]] = _none
 
 
-def rewritten_code(function: FunctionType, note: Note) -> CodeType | None:
+def rewritten_code(function: FunctionType, note: FunctionNote) -> CodeType | None:
     """Return the rewritten code of a decorated function; None if there is none, which is said once."""
     code = function.__code__
     known = _codes.get(id(code))

@@ -16,7 +16,7 @@ from sglang_instrument.patching.decorating.arguments import Picker, picker
 from sglang_instrument.patching.decorating.by_value import cloudpickle_calls, goes_by_value
 from sglang_instrument.patching.decorating.notes import Decoration
 from sglang_instrument.patching.decorating.regions import called_by, region_of_call, wants_items
-from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.probes.contract import ProbeContract
 from sglang_instrument.patching.probes.probe import build_probe
 from sglang_instrument.patching.probes.region_spans import SKIPPED
 from sglang_instrument.recording.measure import spans
@@ -47,7 +47,7 @@ def wrap_again(function: Function, sent: tuple[Any, ...] | None) -> Function:
     return function if sent is None else wrap_decorated(function, Decoration(*sent))
 
 
-def wrap_target(function: Function, probe: Probe) -> Function:
+def wrap_target(function: Function, probe: ProbeContract) -> Function:
     """Return a wrapper for a target of a table; `probe` measures each call as a whole.
 
     Raises:
@@ -66,7 +66,7 @@ def wrap_target(function: Function, probe: Probe) -> Function:
     return _wrapped(function, probe, None)
 
 
-def _wrapped(target: Function, probe: Probe, sent: tuple[Any, ...] | None) -> Function:
+def _wrapped(target: Function, probe: ProbeContract, sent: tuple[Any, ...] | None) -> Function:
     try:
         kind = _wrapper_type()
     except ImportError:
@@ -135,17 +135,17 @@ def _sent(wrapper: Any) -> Any:
 
 def _has_own_name(wrapper: Any) -> bool:
     """Return whether pickle finds the wrapper by its name."""
-    found = sys.modules.get(wrapper.__module__)
+    named = sys.modules.get(wrapper.__module__)
     for name in wrapper.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is wrapper
+        named = getattr(named, name, None)
+    return named is wrapper
 
 
-def _measuring(target: Function, probe: Probe) -> Callable[[Any, Any, Any, Any], Any]:
+def _measuring(target: Function, probe: ProbeContract) -> Callable[[Any, Any, Any, Any], Any]:
     """Return the function that wrapt calls in the target's place."""
     function = called_by(target)
     is_coroutine = inspect.iscoroutinefunction(function)
-    call = _Call(target, probe.counted() if is_coroutine else probe)
+    call = _MeasuredCalls(target, probe.counted() if is_coroutine else probe)
     if is_coroutine:
         return call.awaited
     if not probe.wants_items:
@@ -153,10 +153,10 @@ def _measuring(target: Function, probe: Probe) -> Callable[[Any, Any, Any, Any],
     return call.iterated_async if inspect.isasyncgenfunction(function) else call.iterated
 
 
-class _Call:
+class _MeasuredCalls:
     """Measures the calls of one object; `instance` is that to which wrapt has bound it, or None."""
 
-    def __init__(self, target: Function, probe: Probe) -> None:
+    def __init__(self, target: Function, probe: ProbeContract) -> None:
         self._probe = probe
         self._entering: Picker = picker(target, probe.enter_locals)
         self._leaving: Picker = picker(target, probe.exit_locals)

@@ -82,9 +82,9 @@ def parse_anchors(texts: Mapping[str, str]) -> Anchors:
         raise ValueError(
             f"at, block, call and entering allow no other anchor, got {', '.join(sorted(texts))}"
         )
-    for one, other in (("from", "after"), ("through", "before")):
-        if one in texts and other in texts:
-            raise ValueError(f"give {one} or {other}, not both")
+    for key, other in (("from", "after"), ("through", "before")):
+        if key in texts and other in texts:
+            raise ValueError(f"give {key} or {other}, not both")
     return anchors
 
 
@@ -116,17 +116,17 @@ class FunctionOutline:
         """
         if not any(anchors):
             return Statements(self.definition.body, self._body_start, len(self.definition.body))
-        found = [
+        matches = [
             (depth, statements)
             for depth, block in self._blocks
             if (statements := self._within(block, anchors)) is not None
         ]
-        if not found:
+        if not matches:
             raise AnchorsMissing(self._what_is_missing(anchors))
-        _, innermost = max(found, key=lambda candidate: candidate[0])
-        rivals = [one for _, one in found if not _contains(one.block, innermost.block)]
+        _, innermost = max(matches, key=lambda candidate: candidate[0])
+        rivals = [statements for _, statements in matches if not _contains(statements.block, innermost.block)]
         if rivals:
-            lines = sorted(one.lines[0] for one in (innermost, *rivals))
+            lines = sorted(region.lines[0] for region in (innermost, *rivals))
             raise AnchorsAmbiguous(f"lines {', '.join(map(str, lines))} match in separate blocks")
         return innermost
 

@@ -78,14 +78,14 @@ class Bindings:
         return self._sure_at_yields(self._definition.body)
 
     def _sure_at_yields(self, block: Block) -> dict[int, frozenset[str]]:
-        found = dict[int, frozenset[str]]()
+        sure_by_yield = dict[int, frozenset[str]]()
         for place, statement in enumerate(block):
             sure = self.sure_at(block, place)
             nodes = walk_own(statement, opaque=_OWN_SCOPES)
-            found |= {id(node): sure for node in nodes if isinstance(node, ast.Yield)}
+            sure_by_yield |= {id(node): sure for node in nodes if isinstance(node, ast.Yield)}
             for inner in statement_lists(statement):  # more names have a value there
-                found |= self._sure_at_yields(inner)
-        return found
+                sure_by_yield |= self._sure_at_yields(inner)
+        return sure_by_yield
 
 
 def aliases_in(names: Iterable[str], module_globals: Mapping[str, Any]) -> list[str]:
@@ -126,8 +126,8 @@ def _shows_locals(node: ast.AST, names: set[str]) -> bool:
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[str]:
-    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-        yield one.arg
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        yield argument.arg
     for star in (arguments.vararg, arguments.kwarg):
         if star is not None:
             yield star.arg
@@ -159,11 +159,11 @@ def _lost_within(definition: FunctionDef) -> frozenset[str]:
     nested = (
         node for node in ast.walk(definition) if isinstance(node, DEFINITIONS) and node is not definition
     )
-    found = set[str]()
+    unbound = set[str]()
     for scope in nested:
         _, lost, foreign = _stores(scope.body)
-        found |= lost & foreign
-    return frozenset(found)
+        unbound |= lost & foreign
+    return frozenset(unbound)
 
 
 def _bound_on_the_way(
@@ -179,9 +179,9 @@ def _bound_on_the_way(
         header = bound | frozenset(_bound_by_header(statement))
         for inner in statement_lists(statement):
             entered = header if inner is getattr(statement, "body", None) else bound
-            found = _bound_on_the_way(inner, target, place, entered)
-            if found is not None:
-                return found
+            names = _bound_on_the_way(inner, target, place, entered)
+            if names is not None:
+                return names
         bound |= frozenset(_bound_by(statement))
     return bound if block is target else None
 

@@ -26,7 +26,7 @@ _COMPARED: Final = (
 Chain = tuple[ast.AST, ...]
 
 
-class Source:
+class ParsedSource:
     """The parsed source of one file.
 
     Args:
@@ -80,8 +80,10 @@ class Source:
             tree = self.tree if id(chain) in self._whole else self._pruned(chain)
             code = compile(tree, self.filename, "exec", dont_inherit=True)
         wanted = (definition.name, _first_line(definition))
-        (found,) = (one for one in nested_codes(code) if (one.co_name, one.co_firstlineno) == wanted)
-        return found
+        (function_code,) = (
+            nested for nested in nested_codes(code) if (nested.co_name, nested.co_firstlineno) == wanted
+        )
+        return function_code
 
     def _pruned(self, chain: Chain) -> ast.Module:
         inner: ast.AST = chain[-1]
@@ -131,24 +133,24 @@ def nested_codes(code: CodeType) -> Iterator[CodeType]:
             yield from nested_codes(constant)
 
 
-def same_code(one: CodeType, other: CodeType) -> bool:
+def same_code(code: CodeType, other: CodeType) -> bool:
     """Say whether two code objects do the same at the same lines; file names may differ."""
-    if any(getattr(one, name) != getattr(other, name) for name in _COMPARED):
+    if any(getattr(code, name) != getattr(other, name) for name in _COMPARED):
         return False
-    if (one.co_flags ^ other.co_flags) & ~CO_ITERABLE_COROUTINE:  # types.coroutine() sets it in a function
+    if (code.co_flags ^ other.co_flags) & ~CO_ITERABLE_COROUTINE:  # types.coroutine() sets it in a function
         return False
-    return len(one.co_consts) == len(other.co_consts) and all(
-        map(_same_constant, one.co_consts, other.co_consts)
+    return len(code.co_consts) == len(other.co_consts) and all(
+        map(_same_constant, code.co_consts, other.co_consts)
     )
 
 
-def _same_constant(one: object, other: object) -> bool:
-    if isinstance(one, CodeType) and isinstance(other, CodeType):
-        return same_code(one, other)
-    if isinstance(one, frozenset):
-        return one == other
+def _same_constant(constant: object, other: object) -> bool:
+    if isinstance(constant, CodeType) and isinstance(other, CodeType):
+        return same_code(constant, other)
+    if isinstance(constant, frozenset):
+        return constant == other
     # repr(): 0.0 and -0.0, True and 1 are equal but not the same; so are tuples of them.
-    return type(one) is type(other) and repr(one) == repr(other)
+    return type(constant) is type(other) and repr(constant) == repr(other)
 
 
 def _chains(outer: Chain, block: list[ast.stmt]) -> Iterator[Chain]:

@@ -82,8 +82,8 @@ def _folder(root: Path) -> SourceTree:
     def read(path: str) -> bytes | None:
         return _read_file(root / path)
 
-    folders = ["", *(f"{one.name}/" for one in sorted(root.iterdir()) if one.is_dir())]
-    unpacked = (_UNPACKED.fullmatch(one.name) for one in root.iterdir())
+    folders = ["", *(f"{path.name}/" for path in sorted(root.iterdir()) if path.is_dir())]
+    unpacked = (_UNPACKED.fullmatch(path.name) for path in root.iterdir())
     versions = {normalized(match["package"]): match["version"] for match in unpacked if match}
     return SourceTree(str(root), _package_reader(folders, read), versions, _project_readers(folders, read))
 
@@ -152,8 +152,8 @@ def _read_installed(path: str) -> bytes | None:
         return None
     if not rest:
         return _read_file(Path(spec.origin)) if spec.origin and path.endswith(".py") else None
-    found = (_read_file(Path(folder) / rest) for folder in spec.submodule_search_locations or ())
-    return next((content for content in found if content is not None), None)
+    contents = (_read_file(Path(folder) / rest) for folder in spec.submodule_search_locations or ())
+    return next((content for content in contents if content is not None), None)
 
 
 @cache

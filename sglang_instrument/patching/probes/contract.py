@@ -31,7 +31,7 @@ class OpenRegion(Protocol):
         """Close the region; in a function that reads its own `locals()`, the code handed nothing over."""
 
 
-class Probe(Protocol):
+class ProbeContract(Protocol):
     """The constant in rewritten code; it is hashable and picklable.
 
     Fields read `enter_locals` at entry, `exit_locals` at exit and `error_locals` after an exception. The
@@ -47,7 +47,7 @@ class Probe(Protocol):
     is_instant: bool
     assigns: str | None
 
-    def counted(self) -> "Probe":
+    def counted(self) -> "ProbeContract":
         """Return the region's probe for a coroutine that counts its own awaits."""
 
     def __call__(self, *values: Any) -> OpenRegion:

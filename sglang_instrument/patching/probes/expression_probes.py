@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from sglang_instrument.patching.pickling import IDENTITY, reduce_with_stand_in
-from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.probes.contract import ProbeContract
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.measure.spans import OFF
 from sglang_instrument.recording.measure.waiting import counts_awaits, waited
@@ -24,7 +24,7 @@ class ExpressionProbe:
 
     __slots__ = ("_counted", "_entering", "_reads", "locals", "probe")
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: ProbeContract) -> None:
         self.probe, self._counted = probe, probe.counted()
         self.locals = (*probe.enter_locals, *probe.exit_locals)
         self._entering = len(probe.enter_locals)
@@ -125,7 +125,7 @@ def _has(kind: type, *methods: str) -> bool:
     return all(class_entry(kind, method) is not None for method in methods)
 
 
-class _Entering:
+class _MeasuredContext:
     __slots__ = ("_context", "_leave", "_probe", "_values")
 
     def __init__(self, probe: EnterProbe, context: Any, values: Values) -> None:
@@ -138,7 +138,7 @@ class _Entering:
         return entering
 
 
-class Entering(_Entering):
+class Entering(_MeasuredContext):
     """A context manager whose entering is measured."""
 
     __slots__ = ()
@@ -152,7 +152,7 @@ class Entering(_Entering):
         return self._leave(*exception)
 
 
-class AsyncEntering(_Entering):
+class AsyncEntering(_MeasuredContext):
     """An asynchronous context manager whose entering is measured."""
 
     __slots__ = ()

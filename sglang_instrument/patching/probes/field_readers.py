@@ -39,7 +39,7 @@ from sglang_instrument.patching.tables.field_language import (
     Constant,
     Expression,
     Path,
-    Step,
+    PathStep,
 )
 
 #: Reads fields: (the ending run, or None at entry; *locals) -> fields. From the run it reads `duration_sec`,
@@ -130,9 +130,9 @@ def _unless_missing(value: Path | Constant, attempt: list[ast.stmt]) -> list[ast
     is_there = ast.Compare(key_of(value.steps[-1]), [ast.In()], [load(HERE)])
     is_no_dict = ast.Compare(call("__sglang_type", load(HERE)), [ast.IsNot()], [load("__sglang_dict")])
     is_not_none = ast.Compare(load(HERE), [ast.IsNot()], [ast.Constant(None)])
-    found = ast.BoolOp(ast.And(), [is_not_none, ast.BoolOp(ast.Or(), [is_no_dict, is_there])])
+    may_read = ast.BoolOp(ast.And(), [is_not_none, ast.BoolOp(ast.Or(), [is_no_dict, is_there])])
     *before, read, keep = attempt
-    return [*before, ast.If(found, [read, keep], [])]
+    return [*before, ast.If(may_read, [read, keep], [])]
 
 
 def _ends_at_key(path: Path) -> bool:
@@ -188,11 +188,11 @@ def _size_here() -> ast.expr:
 
 
 def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
-    found = field_functions.measure_named(str(path.function))
-    assert found is not None  # noqa: S101 - the parser let nothing else through
+    measures = field_functions.measure_named(str(path.function))
+    assert measures is not None  # noqa: S101 - the parser let nothing else through
     each = any(step.kind == "each" for step in path.steps)
     alias = f"__sglang_{path.function}{'_each' if each else ''}"
-    namespace[alias] = found[each]
+    namespace[alias] = measures[each]
     return call(alias, end)
 
 
@@ -219,7 +219,7 @@ def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]
     return statements, here
 
 
-def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...]]:
+def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[PathStep, ...]]:
     """Return the value at which a path begins, and the remaining steps; not for paths to records."""
     if not expression.is_root(path):
         return load(path.root), path.steps
@@ -251,7 +251,7 @@ def _records(path: Path) -> ast.expr:
 def _each_record(path: Path) -> str | None:
     """Return FIELD of the frequent path inside.EVENT[*].FIELD; None for other paths."""
     match path.steps:
-        case (_, Step("each", "", of=None), Step("attribute", field)):
+        case (_, PathStep("each", "", of=None), PathStep("attribute", field)):
             return str(field)
     return None
 
@@ -270,7 +270,9 @@ def _field_of_each(records: ast.expr, field: str) -> ast.expr:
     return ast.ListComp(value, [ast.comprehension(target, records, [has], 0)])
 
 
-def _each(over: ast.expr, steps: tuple[Step, ...], follow: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
+def _each(
+    over: ast.expr, steps: tuple[PathStep, ...], follow: Callable[[ast.expr, PathStep], ast.expr]
+) -> ast.expr:
     """Return `[<rest of the path> for each in elements(over)]`; the first of `steps` is the `[*]`."""
     first, *rest = steps
     end: ast.expr = load(EACH)
@@ -283,7 +285,7 @@ def _each(over: ast.expr, steps: tuple[Step, ...], follow: Callable[[ast.expr, S
     if follow is take_record_step and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
         conditions.append(ast.Compare(key_of(rest[0]), [ast.In()], [load(EACH)]))
     if first.name:
-        asked = follow(load(EACH), Step("attribute", first.name))
+        asked = follow(load(EACH), PathStep("attribute", first.name))
         conditions.append(call("__sglang_truth", asked))
     if first.of is not None:
         over = call("__sglang_chosen", over, key_of(first))

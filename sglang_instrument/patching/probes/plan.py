@@ -19,7 +19,7 @@ from sglang_instrument.recording.measure.spans import Span, WatchedSpan, kind_fo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class RegionPlan:
     """What a probe does at the start and the end of a region; a reader without fields is None.
 
     `is_conditional`: a condition decides whether a run is recorded. `binds`: a run binds ids.
@@ -92,7 +92,7 @@ class Plan:
         return self.captures or self.is_read_by_others or self.emit != "span"
 
 
-def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
+def make_plan(region: Region, is_read_by_others: bool = False) -> RegionPlan:
     """Compile a region.
 
     Raises:
@@ -107,9 +107,12 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
     always = _parse(region, "always", region.always, leaving)
     exit_ = {**always, **_parse(region, "exit", region.exit, leaving)}
     ends = _parse(region, "ends", _optional(region.ends), leaving)
-    after_error = {**always, **{name: one for name, one in exit_.items() if one.survives_error}}
+    after_error = {
+        **always,
+        **{name: expression for name, expression in exit_.items() if expression.survives_error},
+    }
     error_locals = locals_of(after_error.values())
-    of_item = {name: one for name, one in exit_.items() if ITEM in one.roots}
+    of_item = {name: expression for name, expression in exit_.items() if ITEM in expression.roots}
     at_entry = (when, leader, bind, process, enter)
     entering = locals_of([expression for fields in at_entry for expression in fields.values()])
     leaving_locals = locals_of([*exit_.values(), *ends.values()])
@@ -118,7 +121,7 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
     if region.generator and (binds or wants_inside):
         raise _error(region, "a generator region cannot bind, be a root or read `inside`")
     kind = kind_for(region.event, region.phase, region.sync) if region.emit == "span" else Span
-    return Plan(
+    return RegionPlan(
         event=region.event,
         emit=region.emit,
         phase=region.phase,
@@ -150,7 +153,7 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
         wants_inside=wants_inside,
         item=reader(of_item, local_arguments(leaving_locals)),
         item_fields=frozenset(of_item),
-        late_fields=frozenset(name for name, one in exit_.items() if not _reads_values(one)),
+        late_fields=frozenset(name for name, expression in exit_.items() if not _reads_values(expression)),
     )
 
 
@@ -163,8 +166,8 @@ def wanted_events(regions: Iterable[Region]) -> frozenset[str]:
             wanted |= _events(
                 _parse(region, "exit", at_exit, "item" if region.generator else "exit").values()
             )
-            for one in [*region.bind.values(), *region.enter.values()]:
-                wanted |= parsed(one, "enter").last_events if f"{LAST}." in one else frozenset()
+            for text in [*region.bind.values(), *region.enter.values()]:
+                wanted |= parsed(text, "enter").last_events if f"{LAST}." in text else frozenset()
         except TableError:  # reported when this region's probe is made; it must not stop the other regions
             continue
     return frozenset(wanted)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
 from sglang_instrument.patching.probes import contract, finished_regions
-from sglang_instrument.patching.probes.plan import Plan, make_plan, wanted_events
+from sglang_instrument.patching.probes.plan import RegionPlan, make_plan, wanted_events
 from sglang_instrument.patching.probes.region_spans import (
     SKIPPED,
     RegionSpan,
@@ -41,7 +41,7 @@ class Probe(partial[Any]):
 
     region: Region
     is_read_by_others: bool
-    plan: Plan
+    plan: RegionPlan
     counts: bool = False  # the probe is that of a coroutine
     _counted: "Probe | None" = None
     enter_locals: tuple[str, ...] = ()
@@ -68,11 +68,11 @@ class Probe(partial[Any]):
 _probes: dict[tuple[Origin, bool], Probe] = {}
 
 
-def probes_for(regions: Iterable[Region]) -> Callable[[Region], contract.Probe]:
+def probes_for(regions: Iterable[Region]) -> Callable[[Region], contract.ProbeContract]:
     """Return a function that makes the probes of `regions`, which may read one another through `inside`."""
     wanted = wanted_events(regions)
 
-    def make(region: Region) -> contract.Probe:
+    def make(region: Region) -> contract.ProbeContract:
         return (
             TrackerProbe(region) if region.tracker is not None else make_probe(region, region.event in wanted)
         )
@@ -104,7 +104,7 @@ def build_probe(region: Region, is_read_by_others: bool = False) -> Probe:
     return _with_contract(_new_probe(plan), region, plan)
 
 
-def _with_contract(probe: Probe, region: Region, plan: Plan) -> Probe:
+def _with_contract(probe: Probe, region: Region, plan: RegionPlan) -> Probe:
     """Set the attributes that the rewriter reads, and return the probe."""
     probe.region, probe.is_read_by_others, probe.plan = region, plan.is_read_by_others, plan
     probe.enter_locals, probe.exit_locals = plan.enter_locals, plan.exit_locals
@@ -119,7 +119,7 @@ def _counted(region: Region, is_read_by_others: bool) -> Probe:
     return make_probe(region, is_read_by_others).counted()
 
 
-def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
+def _new_probe(plan: RegionPlan, waited: int | None = None) -> Probe:
     """Return a probe that does only what `plan` needs at entry; `waited=0`: its spans count awaits."""
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
@@ -132,7 +132,7 @@ def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
     return Probe(_begin_if_wanted, plan, begin) if plan.is_conditional else Probe(begin)
 
 
-def _begin_if_wanted(plan: Plan, begin: Callable[..., Any], *values: Any) -> Any:
+def _begin_if_wanted(plan: RegionPlan, begin: Callable[..., Any], *values: Any) -> Any:
     """Begin a run of a region, if it is to be recorded; else return `SKIPPED`."""
     try:
         if not _is_wanted(plan, values):
@@ -143,7 +143,7 @@ def _begin_if_wanted(plan: Plan, begin: Callable[..., Any], *values: Any) -> Any
     return begin(*values)
 
 
-def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
+def _begin_run(plan: RegionPlan, waited: int | None, *values: Any) -> Any:
     """Begin a run of a region that needs more than a span at its start."""
     bound = None
     try:
@@ -165,17 +165,17 @@ def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
         return SKIPPED
 
 
-def _is_wanted(plan: Plan, values: Values) -> bool:
+def _is_wanted(plan: RegionPlan, values: Values) -> bool:
     """Return whether to record this run; first give the values of `process` to `identity`."""
     if plan.when is not None and not plan.when(None, *values):
         return False
     if plan.process is not None and not identity.knows_all_of(plan):
-        told = plan.process(None, *values)
-        identity.learn(**told, teller=plan if plan.process_keys == told.keys() else None)
+        facts = plan.process(None, *values)
+        identity.learn(**facts, teller=plan if plan.process_keys == facts.keys() else None)
     return plan.leader is None or plan.leader(None, *values)
 
 
-def _bind(plan: Plan, values: Values) -> Bound:
+def _bind(plan: RegionPlan, values: Values) -> Bound:
     """Bind the ids that the table names; a root inherits none."""
     changes = {} if plan.bind is None else plan.bind(None, *values)
     if plan.steps is not None:

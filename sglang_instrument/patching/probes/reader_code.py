@@ -4,7 +4,7 @@ import ast
 from typing import Any, Final
 
 from sglang_instrument.patching.tables.field_functions import OF_TENSORS
-from sglang_instrument.patching.tables.field_language import Step
+from sglang_instrument.patching.tables.field_language import PathStep
 
 # Names in the generated function; the dunder prefix avoids clashes with a target's locals.
 RUN: Final = "__sglang_run"
@@ -42,8 +42,8 @@ def call(name: str, *arguments: ast.expr) -> ast.expr:
 def store(name: str, value: ast.expr) -> list[ast.stmt]:
     """Return statements that store a value; the scalar check is inline, as a call costs as much again."""
     scalar = ast.Compare(call("__sglang_type", load(VALUE)), [ast.In()], [load("__sglang_scalars")])
-    kept = ast.IfExp(scalar, load(VALUE), call("__sglang_reduce", load(VALUE)))
-    return [assign(VALUE, value), store_as_is(name, kept)]
+    reduced = ast.IfExp(scalar, load(VALUE), call("__sglang_reduce", load(VALUE)))
+    return [assign(VALUE, value), store_as_is(name, reduced)]
 
 
 def store_as_is(name: str, value: ast.expr) -> ast.stmt:
@@ -53,7 +53,7 @@ def store_as_is(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Subscript(load(FIELDS), ast.Constant(name), ast.Store())], value)
 
 
-def key_of(step: Step) -> ast.expr:
+def key_of(step: PathStep) -> ast.expr:
     """Return the key of a step: a constant, or the value at a path of attributes."""
     if step.of is None:
         return ast.Constant(step.name)
@@ -63,7 +63,7 @@ def key_of(step: Step) -> ast.expr:
     return key
 
 
-def take_step(here: ast.expr, step: Step) -> ast.expr:
+def take_step(here: ast.expr, step: PathStep) -> ast.expr:
     """Return the value to which a step leads from `here`."""
     if step.kind != "attribute":
         return take_record_step(here, step)
@@ -72,7 +72,7 @@ def take_step(here: ast.expr, step: Step) -> ast.expr:
     return ast.Attribute(here, str(step.name), ast.Load())
 
 
-def take_record_step(here: ast.expr, step: Step) -> ast.expr:
+def take_record_step(here: ast.expr, step: PathStep) -> ast.expr:
     """Return the value to which a step leads from `here`, a record of a region: its attributes are keys."""
     if step.kind == "pick":
         pairs: list[ast.expr] = [

@@ -14,7 +14,7 @@ from sglang_instrument import native
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.field_readers import Reader
 from sglang_instrument.patching.probes.finished_regions import RegionRecords
-from sglang_instrument.patching.probes.plan import Plan
+from sglang_instrument.patching.probes.plan import RegionPlan
 from sglang_instrument.patching.tables.field_functions import UNBOUND
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.measure.context import Bound
@@ -35,7 +35,7 @@ class RegionSpan(Struct, eq=False):
     """
 
     span: Span
-    plan: Plan
+    plan: RegionPlan
     values: Values | None = None
     error_values: Values | None = None
     fields: dict[str, Any] | None = None
@@ -131,7 +131,7 @@ SKIPPED: Final = Skipped()
 
 
 def begin_simple_run(
-    plan: Plan,
+    plan: RegionPlan,
     event: str,
     phase: str | None,
     waited: int | None,
@@ -279,12 +279,12 @@ def _let_go(run: RegionSpan) -> None:
     if plan.watched:
         spans.note_closed(span)
     run.values = run.error_values = run.fields = run.item_fields = run.value = None
-    own, run.inside, bound, run.bound = run.inside, None, run.bound, None
+    inside, run.inside, bound, run.bound = run.inside, None, run.bound, None
     try:
-        if own is not None:
-            finished_regions.discard(own)
-            if not own.ended:  # an error prevented it above
-                finished_regions.detach(own)
+        if inside is not None:
+            finished_regions.discard(inside)
+            if not inside.ended:  # an error prevented it above
+                finished_regions.detach(inside)
         if plan.is_read_by_others and plan.emit == "span":
             finished_regions.report(span)
     except BaseException:

@@ -11,8 +11,8 @@ from typing import Any, Final
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.places.anchors import Block
 from sglang_instrument.patching.places.bindings import Bindings, aliases_in
-from sglang_instrument.patching.places.source import Chain, Source, definition_of, read_source
-from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.places.source import Chain, ParsedSource, definition_of, read_source
+from sglang_instrument.patching.probes.contract import ProbeContract
 from sglang_instrument.patching.rewriting.branches import both_branches, copied
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.rewrite import (
@@ -32,7 +32,7 @@ from sglang_instrument.patching.tables.regions import Region
 from sglang_instrument.recording.measure.waiting import MARK
 from sglang_instrument.recording.safety.unpatched import RLock
 
-MakeProbe = Callable[[Region], Probe]
+MakeProbe = Callable[[Region], ProbeContract]
 
 #: Attributes that rewriting must not change, because other code reads them.
 _UNCHANGED: Final = (
@@ -46,7 +46,7 @@ class Applier:
 
     def __init__(self, make_probe: MakeProbe) -> None:
         self._make_probe = make_probe
-        self._sources: dict[str, Source | None] = {}
+        self._sources: dict[str, ParsedSource | None] = {}
 
     def apply(
         self, code: CodeType, module_globals: Mapping[str, Any], wanted: Sequence[RegionRequest]
@@ -73,7 +73,7 @@ class Applier:
 
     def _rewritten(
         self,
-        source: Source,
+        source: ParsedSource,
         chain: Chain,
         code: CodeType,
         module_globals: Mapping[str, Any],
@@ -84,16 +84,16 @@ class Applier:
         bindings = Bindings(definition_of(chain), code.co_freevars, aliases)
         is_awaited = bool(code.co_flags & CO_ITERABLE_COROUTINE)
         placed, placements = self._placements(chain, wanted, bindings, is_awaited)
-        sites = [one.site for one in placed]
+        sites = [placed_region.site for placed_region in placed]
         if not placements:
             return sites, None
         return sites, _compiled(source, chain, placements, bindings, code, original)
 
-    def _source(self, filename: str, module_globals: Mapping[str, Any]) -> Source | None:
+    def _source(self, filename: str, module_globals: Mapping[str, Any]) -> ParsedSource | None:
         if filename not in self._sources:
             text = read_source(filename, module_globals)
             try:
-                self._sources[filename] = None if text is None else Source(text, filename)
+                self._sources[filename] = None if text is None else ParsedSource(text, filename)
             except (SyntaxError, ValueError):
                 self._sources[filename] = None
         return self._sources[filename]
@@ -103,17 +103,21 @@ class Applier:
     ) -> tuple[list[PlacedRegion], list[Placement]]:
         placed: list[PlacedRegion] = []
         placements: list[Placement] = []
-        for one in place(definition_of(chain), wanted, bindings, is_awaited):
-            region = one.site.region
-            if not one.is_found:
-                placed.append(one)
+        for placed_region in place(definition_of(chain), wanted, bindings, is_awaited):
+            region = placed_region.site.region
+            if not placed_region.is_found:
+                placed.append(placed_region)
                 continue
             try:
                 probe = self._make_probe(region)
-                placements.append(Placement(one.statements, probe, region.capture, one.expressions))
-                placed.append(replace(one, site=with_unreadable_fields(one.site, bindings)))
+                placements.append(
+                    Placement(placed_region.statements, probe, region.capture, placed_region.expressions)
+                )
+                placed.append(
+                    replace(placed_region, site=with_unreadable_fields(placed_region.site, bindings))
+                )
             except TableError as error:
-                placed.append(one.refused(str(error)))
+                placed.append(placed_region.refused(str(error)))
         return placed, placements
 
 
@@ -150,7 +154,7 @@ def resume_garbage_collection() -> None:
 
 
 def _compiled(
-    source: Source,
+    source: ParsedSource,
     chain: Chain,
     placements: Sequence[Placement],
     bindings: Bindings,

@@ -44,5 +44,5 @@ def _drop_declarations(block: Block) -> None:
         if not isinstance(statement, DEFINITIONS):
             for inner in statement_lists(statement):
                 _drop_declarations(inner)
-    kept = [statement for statement in block if not isinstance(statement, (ast.Global, ast.Nonlocal))]
-    block[:] = kept or [ast.copy_location(ast.Pass(), block[0])]
+    statements = [statement for statement in block if not isinstance(statement, (ast.Global, ast.Nonlocal))]
+    block[:] = statements or [ast.copy_location(ast.Pass(), block[0])]

@@ -55,11 +55,11 @@ def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Check
             known = version if is_release(version) else None
             sites = _check_table(definitions, table, known)
             checked.append(Checked(table, tree.name, version, sites, known is None))
-    for package in {one.table.package for one in checked if one.version_inferred}:
-        version = _inferred_version([one for one in checked if one.table.package == package])
-        for at, one in enumerate(checked):
-            if one.version_inferred and one.table.package == package:
-                checked[at] = replace(one, sites=_check_table(definitions, one.table, version))
+    for package in {entry.table.package for entry in checked if entry.version_inferred}:
+        version = _inferred_version([entry for entry in checked if entry.table.package == package])
+        for index, entry in enumerate(checked):
+            if entry.version_inferred and entry.table.package == package:
+                checked[index] = replace(entry, sites=_check_table(definitions, entry.table, version))
     return checked
 
 
@@ -69,13 +69,13 @@ def _inferred_version(checked: Sequence[Checked]) -> str:
     The best version has the fewest missing regions; then the most found regions; then it is the newest. A
     version without any found region comes last.
     """
-    requirements = [(site, site.region.requires) for one in checked for site in one.sites or ()]
+    requirements = [(site, site.region.requires) for entry in checked for site in entry.sites or ()]
     edges = {edge for _, requires in requirements if requires is not None for edge in requires.edges}
 
     def against(version: str) -> tuple[bool, int, int]:
         due = [site for site, requires in requirements if requires is None or requires.admits(version)]
-        found = sum(site.state == "found" for site in due)
-        return not found, sum(site.state != "found" and site.expected for site in due), -found
+        sites_found = sum(site.state == "found" for site in due)
+        return not sites_found, sum(site.state != "found" and site.expected for site in due), -sites_found
 
     return min(sorted({*edges, "0"}, key=numbers_of, reverse=True), key=against)
 
@@ -90,18 +90,18 @@ def _check_patch(definitions: "Definitions", patch: Patch, version: str | None) 
     for module in dict.fromkeys(target.module for target in patch.targets):
         candidates = [target for target in patch.targets if target.module == module]
         try:
-            found = _first(definitions, candidates)
+            located = _first(definitions, candidates)
         except Unparsed as reason:
             sites += _missing(str(reason), patch, candidates, version)
             continue
-        if found is None:
+        if located is None:
             sites += _missing(_what_is_missing(definitions, candidates), patch, candidates, version)
-        elif found[1] not in done:
-            target, definition = found
+        elif located[1] not in done:
+            target, definition = located
             wanted = [RegionRequest(region, target, version) for region in patch.regions]
             bindings = Bindings(definition)
             placed = place(definition, wanted, bindings)
-            sites += [with_unreadable_fields(one.site, bindings) for one in placed]
+            sites += [with_unreadable_fields(placed_region.site, bindings) for placed_region in placed]
             done.append(definition)
     return best_sites(patch, sites)
 
@@ -150,10 +150,10 @@ class Definitions:
             Unparsed: A module that may define it cannot be parsed.
         """
         first, *rest = target.name.split(".")
-        found = self._global(target.module, first)
+        place = self._global(target.module, first)
         for part in rest:
-            found = None if found is None else self._member(*found, part)
-        node = None if found is None else found[1]
+            place = None if place is None else self._member(*place, part)
+        node = None if place is None else place[1]
         return node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
 
     def _module(self, name: str) -> ast.Module | None:
@@ -163,33 +163,33 @@ class Definitions:
                 self._modules[name] = None if text is None else parse(text)
             except (SyntaxError, ValueError) as error:
                 self._modules[name] = f"{name}: {_parse_error(error)}"
-        found = self._modules[name]
-        if isinstance(found, str):
-            raise Unparsed(found)
-        return found
+        module = self._modules[name]
+        if isinstance(module, str):
+            raise Unparsed(module)
+        return module
 
     def _global(self, module: str, name: str, depth: int = 0) -> tuple[str, _Definition] | None:
         """Return the module that defines a module's global name, and the definition."""
         tree = self._module(module)
         if tree is None or depth > _MAX_IMPORTS:
             return None
-        found = _named(tree.body, name)
-        if isinstance(found, ast.ImportFrom):
-            source, original = self._imported(module, found, name)
+        statement = _named(tree.body, name)
+        if isinstance(statement, ast.ImportFrom):
+            source, original = self._imported(module, statement, name)
             return self._global(source, original, depth + 1)
-        if isinstance(found, ast.Assign) and isinstance(found.value, ast.Name):
-            return self._global(module, found.value.id, depth + 1)
-        return None if found is None else (module, found)
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
+            return self._global(module, statement.value.id, depth + 1)
+        return None if statement is None else (module, statement)
 
     def _member(self, module: str, owner: _Definition, name: str) -> tuple[str, _Definition] | None:
         """Return the module that defines a class's member, and the definition; search base classes, too."""
         if not isinstance(owner, ast.ClassDef):
             return None
-        found = _named(owner.body, name)
-        if isinstance(found, ast.Assign) and isinstance(found.value, ast.Name):
-            return self._member(module, owner, found.value.id)
-        if found is not None:
-            return module, found
+        statement = _named(owner.body, name)
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
+            return self._member(module, owner, statement.value.id)
+        if statement is not None:
+            return module, statement
         for base in owner.bases:
             inherited = self._global(module, base.id) if isinstance(base, ast.Name) else None
             member = None if inherited is None else self._member(*inherited, name)
@@ -216,7 +216,7 @@ def _parse_error(error: SyntaxError | ValueError) -> str:
 
 def _named(body: Block, name: str) -> _Definition | None:
     """Return the last statement of a module or class that binds `name`."""
-    found = None
+    binding = None
     for statement in _with_branches(body):
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             bound = statement.name == name
@@ -226,8 +226,8 @@ def _named(body: Block, name: str) -> _Definition | None:
             bound = any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
         else:
             bound = False
-        found = statement if bound else found
-    return found
+        binding = statement if bound else binding
+    return binding
 
 
 def _with_branches(body: Block) -> Iterator[ast.stmt]:

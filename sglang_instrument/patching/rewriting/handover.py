@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from sglang_instrument.patching.places.anchors import Block, FunctionDef
 from sglang_instrument.patching.places.bindings import Bindings
-from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.probes.contract import ProbeContract
 from sglang_instrument.patching.probes.passed_items import PASS_ITEMS
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.tables.field_functions import UNBOUND
@@ -19,18 +19,18 @@ Node = TypeVar("Node", bound=ast.AST)
 Names = frozenset[str]
 
 
-def located(node: Node, at: ast.AST) -> Node:
-    """Give `node` and its descendants the line of `at` if they have no line; return `node`."""
-    for one in ast.walk(node):
-        located_alone(one, at)
+def located(node: Node, place: ast.AST) -> Node:
+    """Give `node` and its descendants the line of `place` if they have no line; return `node`."""
+    for inner in ast.walk(node):
+        located_alone(inner, place)
     return node
 
 
-def located_alone(node: ast.AST, at: ast.AST) -> None:
-    """Give a node, but not its descendants, the line of `at` if it has no line."""
+def located_alone(node: ast.AST, place: ast.AST) -> None:
+    """Give a node, but not its descendants, the line of `place` if it has no line."""
     if isinstance(node, (ast.expr, ast.stmt, ast.excepthandler)) and not hasattr(node, "lineno"):
-        node.lineno = node.end_lineno = at.lineno  # type: ignore[attr-defined]
-        node.col_offset = node.end_col_offset = at.col_offset  # type: ignore[attr-defined]
+        node.lineno = node.end_lineno = place.lineno  # type: ignore[attr-defined]
+        node.col_offset = node.end_col_offset = place.col_offset  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False)
@@ -39,17 +39,18 @@ class RegionHandover:
 
     `sure_at_start` and `sure_at_end` are the locals that surely have a value there; a `try` guards others.
     `sure_at_yields` holds such locals for each `yield`, by the id of its node. Generated code has the line
-    of `at`. `counts_waiting`: the function is a coroutine that counts its awaits; so does the region's span.
+    of `located_as`. `counts_waiting`: the function is a coroutine that counts its awaits; so does the
+    region's span.
     """
 
     number: int
-    probe: Probe
+    probe: ProbeContract
     constants: Constants
     bindings: Bindings
     sure_at_start: Names
     sure_at_end: Names
     sure_at_yields: Mapping[int, Names]
-    at: ast.stmt
+    located_as: ast.stmt
     captures: bool
     counts_waiting: bool = False
     node: ast.With | None = field(default=None, init=False)
@@ -82,7 +83,7 @@ class RegionHandover:
             given = ast.Assign(
                 [ast.Name(self.probe.assigns, ast.Store())], self._open(names, self.sure_at_start)
             )
-            return [located(given, self.at), *body]
+            return [located(given, self.located_as), *body]
         if self.local is not None and self._guards_start:
             opened: ast.expr = ast.Name(self.local, ast.Load())
             guard = [self._guarded(self._open(names, None), self._open(names, self.sure_at_start))]
@@ -90,10 +91,10 @@ class RegionHandover:
             opened = self._open(names, self.sure_at_start)
             guard = []
         if self.probe.is_instant and self.local is None:
-            return [located(ast.Expr(opened), self.at), *body]
+            return [located(ast.Expr(opened), self.located_as), *body]
         stored = ast.Name(self.local, ast.Store()) if self.local is not None else None
         self.node = ast.With(items=[ast.withitem(opened, stored)], body=body)
-        return [located(statement, self.at) for statement in (*guard, self.node)]
+        return [located(statement, self.located_as) for statement in (*guard, self.node)]
 
     def leave(self, sure: Names, result: ast.expr | None = None, *, is_early: bool = False) -> Block:
         """Return the statements that hand over the exit locals, and the result if a field reads it.
@@ -169,7 +170,7 @@ class RegionHandover:
 
     def _guarded(self, opened: ast.expr, with_sure: ast.expr) -> ast.Try:
         target = self.local or ""
-        first, second = (ast.Assign([ast.Name(target, ast.Store())], one) for one in (opened, with_sure))
+        first, second = (ast.Assign([ast.Name(target, ast.Store())], value) for value in (opened, with_sure))
         return self._try(first, second)
 
     def _try(self, body: ast.stmt, fallback: ast.stmt) -> ast.Try:
@@ -203,7 +204,9 @@ class HandoverInserter(ast.NodeTransformer):
         self._open.pop()
         if not isinstance(node.body[-1], _LEAVING):
             node.body += region.leave(region.sure_at_end)
-        node.body = [located(one, region.at) for one in region.handing_over_on_errors(node.body)]
+        node.body = [
+            located(statement, region.located_as) for statement in region.handing_over_on_errors(node.body)
+        ]
         return node
 
     def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AsyncWith:
@@ -258,10 +261,10 @@ class HandoverInserter(ast.NodeTransformer):
         if not calls:
             return node
         if node.value is None:
-            return [*(located(one, node) for one in calls), node]
+            return [*(located(statement, node) for statement in calls), node]
         stored = ast.Assign([ast.Name(_RESULT, ast.Store())], node.value)
         node.value = ast.Name(_RESULT, ast.Load())
-        return [located(one, node) for one in (stored, *calls, node)]
+        return [located(statement, node) for statement in (stored, *calls, node)]
 
     def visit_Yield(self, node: ast.Yield) -> ast.Yield:
         """Hand the yielded item to the open generator regions."""
@@ -287,16 +290,16 @@ class HandoverInserter(ast.NodeTransformer):
 
     def _visited(self, block: Block) -> Block:
         visited = [self.visit(statement) for statement in block]
-        return [one for part in visited for one in (part if isinstance(part, list) else [part])]
+        return [statement for part in visited for statement in (part if isinstance(part, list) else [part])]
 
     def _visit_guard(self, node: ast.AST) -> None:
         self._guards.append(len(self._open))
         self.generic_visit(node)
         self._guards.pop()
 
-    def _leaving_loop(self, at: ast.stmt) -> Block:
+    def _leaving_loop(self, statement: ast.stmt) -> Block:
         calls = self._leave(self._loops[-1] if self._loops else 0)
-        return [located(call, at) for call in calls]
+        return [located(call, statement) for call in calls]
 
     def _leave(self, outermost: int, result: ast.expr | None = None) -> Block:
         """Return the statements that leave the open regions, from the innermost to `outermost`."""

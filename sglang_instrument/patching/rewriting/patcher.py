@@ -9,7 +9,7 @@ from sglang_instrument.patching.code_constants import original_of
 from sglang_instrument.patching.places.loaded_modules import loaded_module, why_not_loaded
 from sglang_instrument.patching.places.targets import ResolvedTarget, find_target
 from sglang_instrument.patching.places.versions import installed_version
-from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.probes.contract import ProbeContract
 from sglang_instrument.patching.rewriting.apply import (
     Applier,
     MakeProbe,
@@ -24,11 +24,11 @@ from sglang_instrument.recording.safety.exception_origins import name_of_type
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.unpatched import RLock
 
-Wrap = Callable[[Callable[..., Any], Probe], Callable[..., Any]]
+Wrap = Callable[[Callable[..., Any], ProbeContract], Callable[..., Any]]
 
 
 @dataclass(eq=False)
-class _Job:
+class _FunctionPatch:
     """A function and the regions to place in it."""
 
     function: FunctionType
@@ -36,8 +36,8 @@ class _Job:
 
     def add(self, wanted: Iterable[RegionRequest]) -> None:
         """Add regions that are not in the job yet; two targets may name the same function."""
-        known = {one.region.origin for one in self.wanted}
-        self.wanted += [one for one in wanted if one.region.origin not in known]
+        known = {request.region.origin for request in self.wanted}
+        self.wanted += [request for request in wanted if request.region.origin not in known]
 
 
 class Patcher:
@@ -71,7 +71,7 @@ class Patcher:
         self._lock = RLock()  # the import callback takes it, so never import a target while holding it
         self._watch = ImportWatch(self._on_import)
         self._installed = False
-        self._swaps: dict[int, tuple[SwappedCode, _Job]] = {}
+        self._swaps: dict[int, tuple[SwappedCode, _FunctionPatch]] = {}
         self._entries: list[SwappedEntry] = []
         self._patched: dict[str, ModuleType] = {}
         self._sites: dict[tuple[Target, Origin], Site] = {}
@@ -147,7 +147,7 @@ class Patcher:
         self._patch({name: module for name, module in ready.items() if name not in self._patched})
 
     def _patch(self, modules: Mapping[str, ModuleType]) -> None:
-        jobs: dict[int, _Job] = {}
+        jobs: dict[int, _FunctionPatch] = {}
         for name, module in modules.items():
             self._patched[name] = module
             self._results = None
@@ -166,7 +166,12 @@ class Patcher:
                 self._apply(applier, job)
 
     def _find_or_note(
-        self, module: ModuleType, table: Table, patch: Patch, targets: list[Target], jobs: dict[int, _Job]
+        self,
+        module: ModuleType,
+        table: Table,
+        patch: Patch,
+        targets: list[Target],
+        jobs: dict[int, _FunctionPatch],
     ) -> None:
         try:
             self._find(module, table, patch, targets, jobs)
@@ -177,33 +182,38 @@ class Patcher:
             self._note(without_function(wanted, "refused", note))
 
     def _find(
-        self, module: ModuleType, table: Table, patch: Patch, targets: list[Target], jobs: dict[int, _Job]
+        self,
+        module: ModuleType,
+        table: Table,
+        patch: Patch,
+        targets: list[Target],
+        jobs: dict[int, _FunctionPatch],
     ) -> None:
         """Add the first of the patch's targets that exists in `module` to the jobs."""
         for target in targets:
-            found = find_target(module, target.name)
-            if found is None:
+            resolved = find_target(module, target.name)
+            if resolved is None:
                 continue
             wanted = _wanted(table, patch, target)
-            if found.function is None:
-                self._note(self._wrapped(found, wanted))
+            if resolved.function is None:
+                self._note(self._wrapped(resolved, wanted))
             else:
-                self._job_of(found.function, jobs).add(wanted)
+                self._job_of(resolved.function, jobs).add(wanted)
             return
         for target in targets[:1]:
-            note = f"{target.module} has no {' or '.join(one.name for one in targets)}"
+            note = f"{target.module} has no {' or '.join(target.name for target in targets)}"
             self._note(without_function(_wanted(table, patch, target), "missing", note))
 
-    def _job_of(self, function: FunctionType, jobs: dict[int, _Job]) -> _Job:
+    def _job_of(self, function: FunctionType, jobs: dict[int, _FunctionPatch]) -> _FunctionPatch:
         """Return the job of a function; undo a finished job, so that it is done again with more regions."""
         if id(function) not in jobs:
-            swap, job = self._swaps.pop(id(function), (None, _Job(function)))
+            swap, job = self._swaps.pop(id(function), (None, _FunctionPatch(function)))
             if swap is not None:
                 swap.restore()
             jobs[id(function)] = job
         return jobs[id(function)]
 
-    def _apply(self, applier: Applier, job: _Job) -> None:
+    def _apply(self, applier: Applier, job: _FunctionPatch) -> None:
         function = job.function
         try:
             original = original_of(function.__code__)  # a decorator may have rewritten it
@@ -212,31 +222,35 @@ class Patcher:
         except BaseException as error:  # training must go on, whatever the target's source contains
             reraise_if_programs_own()
             sites, code = without_function(job.wanted, "refused", f"the rewriter failed: {error!r}"), None
-        self._note(site for site in sites if site.region.origin in {one.region.origin for one in job.wanted})
+        self._note(
+            site for site in sites if site.region.origin in {request.region.origin for request in job.wanted}
+        )
         if code is not None:
             self._swaps[id(function)] = (SwappedCode.put(function, code, original), job)
 
     def requests_of(self, function: FunctionType) -> list[RegionRequest]:
         """Return the regions that tables have in a function."""
         with self._lock:
-            _, job = self._swaps.get(id(function), (None, _Job(function)))
+            _, job = self._swaps.get(id(function), (None, _FunctionPatch(function)))
             return list(job.wanted)
 
-    def _wrapped(self, found: ResolvedTarget, wanted: list[RegionRequest]) -> list[Site]:
+    def _wrapped(self, target: ResolvedTarget, wanted: list[RegionRequest]) -> list[Site]:
         """Wrap a target without Python code: its whole-call regions are measured, others are not."""
-        if found.stand_in:
-            note = f"is a {found.stand_in}, whose own code answers for its attributes: left alone"
+        if target.stand_in:
+            note = f"is a {target.stand_in}, whose own code answers for its attributes: left alone"
             return without_function(wanted, "no-source", note)
-        if self._wrap is None or not callable(found.raw):
+        if self._wrap is None or not callable(target.raw):
             return without_function(wanted, "no-source", "built into C: no Python code to patch")
-        whole = [one for one in wanted if one.region.is_whole_body and not one.region.generator]
-        parts = [one for one in wanted if one not in whole]
+        whole = [
+            request for request in wanted if request.region.is_whole_body and not request.region.generator
+        ]
+        parts = [request for request in wanted if request not in whole]
         try:
-            ours = found.raw
-            for one in reversed(whole):
-                ours = self._wrap(ours, self._make_probe(one.region))
+            ours = target.raw
+            for request in reversed(whole):
+                ours = self._wrap(ours, self._make_probe(request.region))
             if whole:
-                self._entries.append(SwappedEntry.put(found.owner, found.name, found.raw, ours))
+                self._entries.append(SwappedEntry.put(target.owner, target.name, target.raw, ours))
         except BaseException as error:  # a class built into C refuses new attributes
             reraise_if_programs_own()
             return without_function(wanted, "no-source", f"built into C, and cannot be wrapped: {error}")

@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 from sglang_instrument.patching.places.anchors import DEFINITIONS, Block, FunctionDef, Statements, walk_own
 from sglang_instrument.patching.places.bindings import Bindings
-from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.probes.contract import ProbeContract
 from sglang_instrument.patching.rewriting.awaits import count_awaits
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.expression_regions import MeasuredExpression, put_probe
 from sglang_instrument.patching.rewriting.handover import HandoverInserter, RegionHandover, located
-from sglang_instrument.patching.tables.regions import Capture
+from sglang_instrument.patching.tables.regions import KeywordCapture
 
 SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
 
@@ -20,12 +20,12 @@ class Placement(NamedTuple):
     """Statements or expressions, and the probe that measures them."""
 
     statements: Statements | None
-    probe: Probe
-    captures: tuple[Capture, ...] = ()
+    probe: ProbeContract
+    captures: tuple[KeywordCapture, ...] = ()
     expressions: tuple[MeasuredExpression, ...] = ()
 
 
-class _Region(NamedTuple):
+class _PlacedStatements(NamedTuple):
     statements: Statements
     handover: RegionHandover
 
@@ -52,7 +52,7 @@ def rewrite(
     ):  # of two placements on one expression the first is the outer one, as for statements
         for measured in placement.expressions:
             put_probe(measured, measured.probe_kind(placement.probe), bindings, constants)
-    blocks: dict[int, list[_Region]] = {}
+    blocks: dict[int, list[_PlacedStatements]] = {}
     for region in regions:
         blocks.setdefault(id(region.statements.block), []).append(region)
     for together in blocks.values():
@@ -72,15 +72,15 @@ def is_coroutine(definition: FunctionDef) -> bool:
     )
 
 
-def overlaps(one: Statements, other: Statements) -> bool:
+def overlaps(region: Statements, other: Statements) -> bool:
     """Say whether two regions of one block overlap and neither contains the other."""
-    if one.block is not other.block:
+    if region.block is not other.block:
         return False
-    first, second = sorted((one[1:], other[1:]))
+    first, second = sorted((region[1:], other[1:]))
     return first[0] < second[0] < first[1] < second[1]
 
 
-def find_captured(statements: Statements, capture: Capture) -> list[ast.keyword]:
+def find_captured(statements: Statements, capture: KeywordCapture) -> list[ast.keyword]:
     """Return the keyword arguments that a capture describes, except in nested scopes."""
     return [
         keyword
@@ -99,7 +99,7 @@ def _region(
     bindings: Bindings,
     constants: Constants,
     counts_waiting: bool,
-) -> _Region:
+) -> _PlacedStatements:
     probe, captures = placement.probe, placement.captures
     block, start, stop = statements
     handover = RegionHandover(
@@ -110,7 +110,7 @@ def _region(
         sure_at_start=bindings.sure_at(block, start),
         sure_at_end=bindings.sure_at(block, stop),
         sure_at_yields=bindings.sure_at_yields() if probe.item_locals else {},
-        at=block[min(start, len(block) - 1)],
+        located_as=block[min(start, len(block) - 1)],
         captures=bool(captures),
         counts_waiting=counts_waiting,
     )
@@ -118,10 +118,10 @@ def _region(
         for keyword in find_captured(statements, capture):
             passed = [ast.Constant(capture.field), keyword.value]
             keyword.value = located(handover.call("capture", passed), keyword.value)
-    return _Region(statements, handover)
+    return _PlacedStatements(statements, handover)
 
 
-def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> Block:
+def _nested(block: Block, begin: int, end: int, regions: Sequence[_PlacedStatements]) -> Block:
     """Return `block[begin:end]` with its regions in their `with` blocks."""
     result: Block = []
     waiting = list(regions)
@@ -129,11 +129,13 @@ def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> B
         # The region that starts first; then the longest; then the first in the table.
         outer = min(waiting, key=lambda region: (region.statements.start, -region.statements.stop))
         _, start, stop = outer.statements
-        within = [one for one in waiting if one is not outer and _lies_in(one.statements, outer.statements)]
-        waiting = [one for one in waiting if one is not outer and one not in within]
+        within = [
+            inner for inner in waiting if inner is not outer and _lies_in(inner.statements, outer.statements)
+        ]
+        waiting = [inner for inner in waiting if inner is not outer and inner not in within]
         body = _nested(block, start, stop, within)
         result += block[begin:start] + outer.handover.open_around(
-            body or [located(ast.Pass(), outer.handover.at)]
+            body or [located(ast.Pass(), outer.handover.located_as)]
         )
         begin = stop
     return result + block[begin:end]

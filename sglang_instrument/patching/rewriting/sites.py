@@ -88,13 +88,13 @@ def place(
         is_awaited: whether its `yield`s are awaits: `types.coroutine` made it a coroutine.
     """
     outline = FunctionOutline(definition)
-    placed = [_resolve(outline, one, bindings, is_awaited) for one in wanted]
+    placed = [_resolve(outline, request, bindings, is_awaited) for request in wanted]
     return _without_overlaps(_without_rivals(placed))
 
 
 def without_function(wanted: Iterable[RegionRequest], state: State, note: str) -> list[Site]:
     """Return sites for regions whose function is not available."""
-    return [one.site(state, note=note) for one in wanted]
+    return [request.site(state, note=note) for request in wanted]
 
 
 def best_sites(patch: Patch, sites: Sequence[Site]) -> list[Site]:
@@ -105,8 +105,8 @@ def best_sites(patch: Patch, sites: Sequence[Site]) -> list[Site]:
             (site for site in sites if site.region.origin == region.origin),
             key=lambda site: STATES.index(site.state),
         )
-        found = [site for site in ours if site.state == "found"]
-        chosen += found or ours[:1]
+        placed_sites = [site for site in ours if site.state == "found"]
+        chosen += placed_sites or ours[:1]
     return chosen
 
 
@@ -140,7 +140,7 @@ def _resolve(
 
 def _objection(bindings: Bindings, region: Region, statements: Statements, is_awaited: bool) -> str:
     """Say why no probe can measure these statements; "" if one can."""
-    kinds = {type(node) for one in statements.nodes for node in walk_own(one, opaque=SCOPES)}
+    kinds = {type(node) for statement in statements.nodes for node in walk_own(statement, opaque=SCOPES)}
     if kinds & {ast.Yield, ast.YieldFrom} and not (region.generator or is_awaited):
         return "other code runs during a `yield` in the region; set generator = true to measure it"
     if (region.generator or region.capture or region.always) and bindings.are_read:
@@ -163,35 +163,35 @@ def _without_rivals(placed: list[PlacedRegion]) -> list[PlacedRegion]:
     Take the first found variant for this version, else the first that was found, and those of its `requires`.
     """
     taken: dict[str, PlacedRegion] = {}
-    for one in sorted(placed, key=lambda one: (not one.is_found, not one.site.expected)):
-        if one.site.region.requires is not None:
-            taken.setdefault(one.site.region.event, one)
-    chosen = {event: one.site.region.requires for event, one in taken.items()}
+    for region in sorted(placed, key=lambda region: (not region.is_found, not region.site.expected)):
+        if region.site.region.requires is not None:
+            taken.setdefault(region.site.region.event, region)
+    chosen = {event: region.site.region.requires for event, region in taken.items()}
     return [
-        one
-        if one.site.region.requires in (None, chosen.get(one.site.region.event))
+        region
+        if region.site.region.requires in (None, chosen.get(region.site.region.event))
         else PlacedRegion(
-            replace(one.site, state="missing", note="another variant of the event is used", expected=False)
+            replace(region.site, state="missing", note="another variant of the event is used", expected=False)
         )
-        for one in placed
+        for region in placed
     ]
 
 
 def _without_overlaps(placed: list[PlacedRegion]) -> list[PlacedRegion]:
-    kept: list[PlacedRegion] = []
-    for one in placed:
-        rival = next((other for other in kept if _overlap(one, other)), None)
+    accepted: list[PlacedRegion] = []
+    for region in placed:
+        rival = next((other for other in accepted if _overlap(region, other)), None)
         if rival is not None:
             note = f"overlaps {rival.site.region.event}, lines {rival.site.lines}; neither contains the other"
-            kept.append(one.refused(note))
+            accepted.append(region.refused(note))
         else:
-            kept.append(one)
-    return kept
+            accepted.append(region)
+    return accepted
 
 
-def _overlap(one: PlacedRegion, other: PlacedRegion) -> bool:
+def _overlap(region: PlacedRegion, other: PlacedRegion) -> bool:
     return (
-        one.statements is not None
+        region.statements is not None
         and other.statements is not None
-        and overlaps(one.statements, other.statements)
+        and overlaps(region.statements, other.statements)
     )

@@ -53,12 +53,12 @@ def _imported_from(
 ) -> tuple[str, str] | None:
     """Return from which module, under which name, `from ... import` binds `name`; None if nothing does."""
     names = module.split(".")
-    for one in body:
-        if isinstance(one, ast.ImportFrom):
-            package = names[: len(names) + is_package - one.level] if one.level else []
-            for alias in one.names:
+    for statement in body:
+        if isinstance(statement, ast.ImportFrom):
+            package = names[: len(names) + is_package - statement.level] if statement.level else []
+            for alias in statement.names:
                 if name == (alias.asname or alias.name):
-                    return ".".join([*package, *filter(None, [one.module])]), alias.name
+                    return ".".join([*package, *filter(None, [statement.module])]), alias.name
     return None
 
 
@@ -76,7 +76,7 @@ def _of_file(path: Path) -> tuple[Path, str]:
 
 
 def _methods(module: str, body: list[ast.stmt], name: str) -> Methods:
-    classes = {one.name: one for one in body if isinstance(one, ast.ClassDef)}
+    classes = {statement.name: statement for statement in body if isinstance(statement, ast.ClassDef)}
     if name in classes:
         return Methods(module, name, _with_bases(classes[name], classes))
     functions = _functions(body)
@@ -88,14 +88,18 @@ def _methods(module: str, body: list[ast.stmt], name: str) -> Methods:
 
 def _with_bases(of: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> dict[str, FunctionDef]:
     """Return the methods of a class, and those that it inherits from classes of the same module."""
-    found: dict[str, FunctionDef] = {}
+    methods: dict[str, FunctionDef] = {}
     for base in of.bases:
         if isinstance(base, ast.Name) and base.id in classes and base.id != of.name:
-            found |= _with_bases(
-                classes[base.id], {key: one for key, one in classes.items() if key != of.name}
+            methods |= _with_bases(
+                classes[base.id], {key: definition for key, definition in classes.items() if key != of.name}
             )
-    return found | _functions(of.body)
+    return methods | _functions(of.body)
 
 
 def _functions(body: list[ast.stmt]) -> dict[str, FunctionDef]:
-    return {one.name: one for one in body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    return {
+        statement.name: statement
+        for statement in body
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }

@@ -75,11 +75,13 @@ def asks_engine(call: ast.Call, holder: str, name: str) -> bool:
     if name not in ("post", "request"):
         return False
     texts = (
-        one.value for one in ast.walk(call) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        node.value
+        for node in ast.walk(call)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
-    given = {dotted(one) for one in (*call.args, *(keyword.value for keyword in call.keywords))}
+    given = {dotted(argument) for argument in (*call.args, *(keyword.value for keyword in call.keywords))}
     return any(map(_ENDPOINT.search, texts)) or bool(given & _ASKED_WITH) or _has_sampling_params(call)
 
 
 def _has_sampling_params(call: ast.Call) -> bool:
-    return any(isinstance(one, ast.Constant) and one.value == "sampling_params" for one in ast.walk(call))
+    return any(isinstance(node, ast.Constant) and node.value == "sampling_params" for node in ast.walk(call))

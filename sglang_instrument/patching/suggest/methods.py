@@ -32,7 +32,7 @@ class CallSite:
     call: ast.Call
     name: str
     kind: Kind | None
-    own: str | None
+    callee: str | None
     is_nested: bool
     is_many: bool
 
@@ -60,22 +60,24 @@ class Methods:
     @cached_property
     def calls(self) -> dict[str, list[CallSite]]:
         """The calls in each function, in the order of the source."""
-        return {name: sorted(self._calls_in(one), key=_place) for name, one in self.functions.items()}
+        return {
+            name: sorted(self._calls_in(function), key=_place) for name, function in self.functions.items()
+        }
 
     def _calls_in(self, function: FunctionDef) -> Iterator[CallSite]:
-        waiting: list[tuple[ast.AST, bool, bool]] = [(one, False, False) for one in function.body]
+        waiting: list[tuple[ast.AST, bool, bool]] = [(statement, False, False) for statement in function.body]
         while waiting:
             node, nested, many = waiting.pop()
             if isinstance(node, ast.Call):
-                own = self._own(node)
+                callee = self._callee_of(node)
                 name = dotted(node.func).rpartition(".")[2]
-                yield CallSite(node, name, None if own else kind_of_call(node), own, nested, many)
+                yield CallSite(node, name, None if callee else kind_of_call(node), callee, nested, many)
                 many = many or name in _STARTERS
             nested = nested or isinstance(node, DEFINITIONS)
             many = many or isinstance(node, _INNER)
             waiting.extend((child, nested, many) for child in ast.iter_child_nodes(node))
 
-    def _own(self, call: ast.Call) -> str | None:
+    def _callee_of(self, call: ast.Call) -> str | None:
         holder, _, name = dotted(call.func).rpartition(".")
         wanted = ("self", "cls", self.owner) if self.owner else ("",)
         return name if name in self.functions and holder in wanted else None
@@ -87,32 +89,34 @@ class Methods:
             {name for name, of in self.calls.items() if any(c.kind == "engine" for c in of)}
         )
 
-    def _reaching_from(self, found: set[str]) -> frozenset[str]:
+    def _reaching_from(self, reaching: set[str]) -> frozenset[str]:
         while True:
-            more = {name for name, of in self.calls.items() if any(one.own in found for one in of)} - found
+            more = {
+                name for name, of in self.calls.items() if any(call.callee in reaching for call in of)
+            } - reaching
             if not more:
-                return frozenset(found)
-            found |= more
+                return frozenset(reaching)
+            reaching |= more
 
     def reached(self, name: str) -> list[str]:
         """Return a function, and those of the class that it reaches, each once, callers first."""
-        found = [name]
-        for one in found:
-            found += [call.own for call in self.calls[one] if call.own and call.own not in found]
-        return list(dict.fromkeys(found))
+        names = [name]
+        for caller in names:
+            names += [call.callee for call in self.calls[caller] if call.callee and call.callee not in names]
+        return list(dict.fromkeys(names))
 
     def asks(self, call: CallSite) -> bool:
         """Return whether a call ends at the engine."""
-        return call.kind == "engine" or call.own in self.reaching
+        return call.kind == "engine" or call.callee in self.reaching
 
     def entries(self) -> list[str]:
         """Return the functions that reach the engine and are called by no other that does."""
-        called = {one.own for name in self.reaching for one in self.calls[name] if one.own != name}
-        found = [name for name in self.functions if name in self.reaching and name not in called]
-        found = found or [name for name in self.functions if name in self.reaching]
+        called = {call.callee for name in self.reaching for call in self.calls[name] if call.callee != name}
+        names = [name for name in self.functions if name in self.reaching and name not in called]
+        names = names or [name for name in self.functions if name in self.reaching]
         if self.first in self.reaching:
-            found = [str(self.first)]
-        return found
+            names = [str(self.first)]
+        return names
 
 
 def _place(site: CallSite) -> tuple[int, int]:
@@ -142,10 +146,10 @@ def _spots(block: Block, around: tuple[ast.stmt, ...]) -> Iterator[Spot]:
 
 def spot_of(function: FunctionDef, call: ast.Call) -> Spot | None:
     """Return the smallest statement that holds a call; None if it stands in a nested function."""
-    found = None
+    smallest = None
     for spot in spots_of(function):
         if not isinstance(spot.statement, DEFINITIONS) and any(
             node is call for node in ast.walk(spot.statement)
         ):
-            found = spot
-    return found
+            smallest = spot
+    return smallest

@@ -55,15 +55,15 @@ def path_to(function: FunctionDef, names: Iterable[str], others: Iterable[Functi
 
 def _copies(function: FunctionDef) -> dict[str, str]:
     """Return the locals that are a name's value or its copy: `_req = deepcopy(req)`."""
-    found: dict[str, str] = {}
+    copies: dict[str, str] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             value = node.value
             if isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("copy", "deepcopy"):
                 value = value.args[0] if value.args else value
             if isinstance(value, ast.Name):
-                found[node.targets[0].id] = value.id
-    return found
+                copies[node.targets[0].id] = value.id
+    return copies
 
 
 def _of_original(path: str, copies: dict[str, str]) -> str:
@@ -74,7 +74,7 @@ def _of_original(path: str, copies: dict[str, str]) -> str:
 def parameters_of(function: FunctionDef) -> list[str]:
     """Return the names of a function's parameters; what it gathers in `*args` or `**kwargs` has none."""
     given = function.args
-    return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return [parameter.arg for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
 
 
 def _ends(path: str, name: str) -> bool:

@@ -57,29 +57,29 @@ class Proposals:
     def add(self, function: str, proposal: Proposal) -> None:
         """Add a region of a function, once."""
         mine = self.of.setdefault(function, [])
-        if all((one.event, one.anchors) != (proposal.event, proposal.anchors) for one in mine):
+        if all((known.event, known.anchors) != (proposal.event, proposal.anchors) for known in mine):
             mine.append(proposal)
 
 
 def propose(methods: Methods) -> Proposals:
     """Return the proposed regions; none if nothing in the class asks an engine."""
-    found = Proposals()
+    proposals = Proposals()
     entries = methods.entries()
     if not entries:
-        return found
-    found.step, found.request = _step_and_request(methods, entries[0])
-    if found.step is not None:
-        _propose_step(methods, found.step, found)
-    _propose_request(methods, found.request, found)
-    reached = [name for name in methods.reached(found.request) if name != found.step]
+        return proposals
+    proposals.step, proposals.request = _step_and_request(methods, entries[0])
+    if proposals.step is not None:
+        _propose_step(methods, proposals.step, proposals)
+    _propose_request(methods, proposals.request, proposals)
+    reached = [name for name in methods.reached(proposals.request) if name != proposals.step]
     for name in reached:
-        _propose_turns(methods, name, found)
+        _propose_turns(methods, name, proposals)
     for name in reached:
-        _propose_calls(methods, name, found)
-    _sum_up(found)
-    if found.step is not None:
-        _propose_rewards(methods, found.step, reached, found)
-    return found
+        _propose_calls(methods, name, proposals)
+    _sum_up(proposals)
+    if proposals.step is not None:
+        _propose_rewards(methods, proposals.step, reached, proposals)
+    return proposals
 
 
 def _step_and_request(methods: Methods, entry: str) -> tuple[str | None, str]:
@@ -87,24 +87,24 @@ def _step_and_request(methods: Methods, entry: str) -> tuple[str | None, str]:
     on_the_way = [entry]
     for name in on_the_way:
         for call in methods.calls[name]:
-            if call.own in methods.reaching and call.own != name:
+            if call.callee in methods.reaching and call.callee != name:
                 if call.is_many:
-                    return name, str(call.own)
-                if call.own not in on_the_way:
-                    on_the_way.append(str(call.own))
+                    return name, str(call.callee)
+                if call.callee not in on_the_way:
+                    on_the_way.append(str(call.callee))
     return None, entry
 
 
-def _propose_step(methods: Methods, name: str, found: Proposals) -> None:
+def _propose_step(methods: Methods, name: str, proposals: Proposals) -> None:
     function = methods.functions[name]
     proposal = Proposal(STEP, "starts many requests", _lines_of(function))
-    _bind_step(methods, name, proposal, found, counts=True)
-    found.add(name, proposal)
-    call = next(call for call in methods.calls[name] if call.own in methods.reaching)
+    _bind_step(methods, name, proposal, proposals, counts=True)
+    proposals.add(name, proposal)
+    call = next(call for call in methods.calls[name] if call.callee in methods.reaching)
     spot = _waiting_for(function, call)
     anchors = spot and anchor_at(function, spot.statement, "gather")
     if spot is not None and anchors:
-        found.add(name, Proposal("async_generate_duration", "waits for them", _span(spot), anchors))
+        proposals.add(name, Proposal("async_generate_duration", "waits for them", _span(spot), anchors))
 
 
 def _waiting_for(function: FunctionDef, call: CallSite) -> Spot | None:
@@ -112,19 +112,21 @@ def _waiting_for(function: FunctionDef, call: CallSite) -> Spot | None:
     return None if call.is_nested else spot_of(function, call.call)
 
 
-def _bind_step(methods: Methods, name: str, proposal: Proposal, found: Proposals, *, counts: bool) -> None:
+def _bind_step(
+    methods: Methods, name: str, proposal: Proposal, proposals: Proposals, *, counts: bool
+) -> None:
     function, others = methods.functions[name], methods.functions.values()
     step, validate = path_to(function, STEPS, others), path_to(function, VALIDATES, others)
     if step is not None:
         proposal.bind["step"] = step
     elif counts:
         proposal.flags["count_steps"] = True
-        found.unknown.append(
+        proposals.unknown.append(
             f"{methods.target(name)} shows no number of the step, so steps are counted from 1: "
             'bind = { step = "..." } instead of count_steps'
         )
     else:
-        found.unknown.append(
+        proposals.unknown.append(
             f"{methods.target(name)} shows no number of the step: "
             'bind = { step = "..." }, or wrap its caller: with sglang_instrument.step(n)'
         )
@@ -132,7 +134,7 @@ def _bind_step(methods: Methods, name: str, proposal: Proposal, found: Proposals
         proposal.bind["validate"] = validate
 
 
-def _propose_request(methods: Methods, name: str, found: Proposals) -> None:
+def _propose_request(methods: Methods, name: str, proposals: Proposals) -> None:
     function = methods.functions[name]
     proposal = Proposal(
         REQUEST, "one conversation, from its first prompt to its last reply", _lines_of(function)
@@ -140,51 +142,51 @@ def _propose_request(methods: Methods, name: str, found: Proposals) -> None:
     request = path_to(function, REQUESTS)
     if request is None:
         proposal.flags["new_request"] = True
-        found.unknown.append(
+        proposals.unknown.append(
             f"{methods.target(name)} is given no id of the request, so one is made up: "
             'bind = { request_id = "..." } instead of new_request'
         )
     else:
         proposal.bind["request_id"] = request
-    if found.step is None:
-        _bind_step(methods, name, proposal, found, counts=False)
-    found.add(name, proposal)
+    if proposals.step is None:
+        _bind_step(methods, name, proposal, proposals, counts=False)
+    proposals.add(name, proposal)
 
 
-def _propose_turns(methods: Methods, name: str, found: Proposals) -> None:
+def _propose_turns(methods: Methods, name: str, proposals: Proposals) -> None:
     """Propose a turn: a loop's body that asks the engine; in a loop over states, that state."""
     function = methods.functions[name]
     for call in methods.calls[name]:
         spot = spot_of(function, call.call) if methods.asks(call) and not call.is_nested else None
         loops = (
-            [one for one in spot.around if isinstance(one, (ast.For, ast.AsyncFor, ast.While))]
+            [around for around in spot.around if isinstance(around, (ast.For, ast.AsyncFor, ast.While))]
             if spot
             else []
         )
-        if spot is None or not loops or call.own == name:
+        if spot is None or not loops or call.callee == name:
             continue
         loop = loops[-1]
         in_branch = isinstance(spot.around[-1], (ast.If, ast.Match)) if spot.around[-1] is not loop else False
-        if in_branch and call.own and len(spot.block) == 1:
-            own = methods.functions[call.own]
+        if in_branch and call.callee and len(spot.block) == 1:
+            state = methods.functions[call.callee]
             why = f"the state of `{name}` that asks"
-            found.add(call.own, Proposal("turn_end", why, _lines_of(own), bind=_turn(None)))
+            proposals.add(call.callee, Proposal("turn_end", why, _lines_of(state), bind=_turn(None)))
             continue
         block = spot.block if in_branch else loop.body
         anchors = anchor_block(function, block, call.name)
         if anchors is not None:
             lines = (block[0].lineno, block[-1].end_lineno or 0)
             why = "the branch of the loop that asks" if in_branch else "the loop that asks"
-            found.add(name, Proposal("turn_end", why, lines, anchors, bind=_turn(loop)))
+            proposals.add(name, Proposal("turn_end", why, lines, anchors, bind=_turn(loop)))
 
 
-def _propose_rewards(methods: Methods, name: str, reached: Sequence[str], found: Proposals) -> None:
+def _propose_rewards(methods: Methods, name: str, reached: Sequence[str], proposals: Proposals) -> None:
     """Propose the rewards that the function of a step computes, once the requests are done."""
     for call in methods.calls[name]:
         if call.kind == "reward":
-            _propose_call(methods.functions[name], name, call, found)
-        elif call.own and call.own not in reached and kind_of_name(call.own) == "reward":
-            _propose_whole(methods.functions[call.own], call.own, "reward", found)
+            _propose_call(methods.functions[name], name, call, proposals)
+        elif call.callee and call.callee not in reached and kind_of_name(call.callee) == "reward":
+            _propose_whole(methods.functions[call.callee], call.callee, "reward", proposals)
 
 
 def _turn(loop: ast.stmt | None) -> dict[str, str]:
@@ -196,23 +198,23 @@ def _turn(loop: ast.stmt | None) -> dict[str, str]:
     return {"turn": _NEXT_TURN}
 
 
-def _propose_calls(methods: Methods, name: str, found: Proposals) -> None:
+def _propose_calls(methods: Methods, name: str, proposals: Proposals) -> None:
     """Propose the function itself, if its name says what it does, and the calls in it."""
     function = methods.functions[name]
     whole = kind_of_name(name)
-    if whole in _WHOLE and name != found.request:
-        _propose_whole(function, name, str(whole), found)
+    if whole in _WHOLE and name != proposals.request:
+        _propose_whole(function, name, str(whole), proposals)
     for call in methods.calls[name]:
         if call.kind == "engine":
-            _propose_engine_call(methods, name, call, found)
+            _propose_engine_call(methods, name, call, proposals)
         elif call.kind is not None and not (call.kind == whole == "reward"):
-            _propose_call(function, name, call, found)
+            _propose_call(function, name, call, proposals)
 
 
-def _propose_whole(function: FunctionDef, name: str, kind: str, found: Proposals) -> None:
+def _propose_whole(function: FunctionDef, name: str, kind: str, proposals: Proposals) -> None:
     proposal = Proposal(_WHOLE[kind], "its name", _lines_of(function))
     proposal.enter, proposal.exit = _fields_of_whole(kind, function)
-    found.add(name, proposal)
+    proposals.add(name, proposal)
 
 
 def _fields_of_whole(kind: str, function: FunctionDef) -> tuple[dict[str, str], dict[str, str]]:
@@ -222,31 +224,31 @@ def _fields_of_whole(kind: str, function: FunctionDef) -> tuple[dict[str, str], 
     if kind == "parsing":
         return {}, {"parsed_tool_calls": "size(result)"}
     given = parameters_of(function)
-    named: list[str] = [one for one in ("tool_name", "name") if one in given]
-    named += [f"{one}.name" for one in ("tool_call", "call", "tool") if one in given]
+    named: list[str] = [parameter for parameter in ("tool_name", "name") if parameter in given]
+    named += [f"{parameter}.name" for parameter in ("tool_call", "call", "tool") if parameter in given]
     return ({"tool": " | ".join(named)} if named else {}), {}
 
 
-def _propose_engine_call(methods: Methods, name: str, call: CallSite, found: Proposals) -> None:
+def _propose_engine_call(methods: Methods, name: str, call: CallSite, proposals: Proposals) -> None:
     function = methods.functions[name]
     spot = None if call.is_nested else spot_of(function, call.call)
     anchors = {"call": call.name} if spot is None else anchor_at(function, spot.statement, call.name)
     if anchors is None:
         anchors = {"call": call.name}
     proposal = Proposal(ENGINE, f"calls `{call.name}`", _lines_of_call(call, spot), anchors)
-    if "call" not in anchors and not _is_in_turn(found):
+    if "call" not in anchors and not _is_in_turn(proposals):
         proposal.bind = {"turn": _NEXT_TURN}
     reply = "result" if "call" in anchors or spot is None else _reply_of(spot)
     if reply is not None:
         proposal.exit = _fields_of_reply(reply)
-    found.add(name, proposal)
+    proposals.add(name, proposal)
 
 
-def _is_in_turn(found: Proposals) -> bool:
-    return any(one.event == "turn_end" for mine in found.of.values() for one in mine)
+def _is_in_turn(proposals: Proposals) -> bool:
+    return any(proposal.event == "turn_end" for mine in proposals.of.values() for proposal in mine)
 
 
-def _propose_call(function: FunctionDef, name: str, call: CallSite, found: Proposals) -> None:
+def _propose_call(function: FunctionDef, name: str, call: CallSite, proposals: Proposals) -> None:
     assert call.kind is not None  # noqa: S101 - the caller asked
     event = _EVENTS[call.kind]
     spot = None if call.is_nested else spot_of(function, call.call)
@@ -257,7 +259,7 @@ def _propose_call(function: FunctionDef, name: str, call: CallSite, found: Propo
     if call.kind == "reward":
         reply = "result" if "call" in anchors or spot is None else _reply_of(spot)
         proposal.exit = {} if reply is None else {"reward": f"number({reply})"}
-    found.add(name, proposal)
+    proposals.add(name, proposal)
 
 
 def _reply_of(spot: Spot) -> str | None:
@@ -288,31 +290,33 @@ def _fields_of_reply(reply: str) -> dict[str, str]:
     }
 
 
-def _sum_up(found: Proposals) -> None:
+def _sum_up(proposals: Proposals) -> None:
     """Give the request and its turns the sums of what is inside them."""
-    everything = list(_everything(found))
-    events = {one.event for one in everything}
-    known = {name for one in everything if one.event == ENGINE for name in one.exit}
-    reward = any(one.event == "reward_calculation" and "reward" in one.exit for one in everything)
-    for one in everything:
-        if one.event == "turn_end":
-            one.exit["engine_call_duration"] = f"total(inside.{ENGINE}[*].duration_sec)"
-        if one.event != REQUEST or ENGINE not in events:
+    everything = list(_everything(proposals))
+    events = {proposal.event for proposal in everything}
+    known = {name for proposal in everything if proposal.event == ENGINE for name in proposal.exit}
+    reward = any(
+        proposal.event == "reward_calculation" and "reward" in proposal.exit for proposal in everything
+    )
+    for proposal in everything:
+        if proposal.event == "turn_end":
+            proposal.exit["engine_call_duration"] = f"total(inside.{ENGINE}[*].duration_sec)"
+        if proposal.event != REQUEST or ENGINE not in events:
             continue
-        one.exit["turns"] = f"size(inside.{ENGINE}[*].duration_sec)"
+        proposal.exit["turns"] = f"size(inside.{ENGINE}[*].duration_sec)"
         if "finish_reason" in known:
-            one.exit["finish_reason"] = f"inside.{ENGINE}[-1].finish_reason"
-            one.exit["response_length"] = f"total(inside.{ENGINE}[*].generated_tokens)"
-        one.exit["total_engine_time"] = f"total(inside.{ENGINE}[*].duration_sec)"
-        one.exit["engine_time_pct"] = f"percent(inside.{ENGINE}[*].duration_sec)"
+            proposal.exit["finish_reason"] = f"inside.{ENGINE}[-1].finish_reason"
+            proposal.exit["response_length"] = f"total(inside.{ENGINE}[*].generated_tokens)"
+        proposal.exit["total_engine_time"] = f"total(inside.{ENGINE}[*].duration_sec)"
+        proposal.exit["engine_time_pct"] = f"percent(inside.{ENGINE}[*].duration_sec)"
         if "tool_execution" in events:
-            one.exit["total_tool_time"] = "total(inside.tool_execution[*].duration_sec)"
+            proposal.exit["total_tool_time"] = "total(inside.tool_execution[*].duration_sec)"
         if reward:
-            one.exit["reward"] = "inside.reward_calculation[-1].reward"
+            proposal.exit["reward"] = "inside.reward_calculation[-1].reward"
 
 
-def _everything(found: Proposals) -> Iterator[Proposal]:
-    for mine in found.of.values():
+def _everything(proposals: Proposals) -> Iterator[Proposal]:
+    for mine in proposals.of.values():
         yield from mine
 
 

@@ -19,9 +19,9 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 
-def write_table(methods: Methods, found: Proposals, tree: SourceTree, trainer: str) -> str:
+def write_table(methods: Methods, proposals: Proposals, tree: SourceTree, trainer: str) -> str:
     """Return the text of a table whose regions are all found; what cannot be placed is named in comments."""
-    placed = replace(found, of={name: list(mine) for name, mine in found.of.items()})
+    placed = replace(proposals, of={name: list(mine) for name, mine in proposals.of.items()})
     left_out: list[str] = []
     while True:
         text = "\n".join(_lines(methods, placed, trainer, left_out)) + "\n"
@@ -34,22 +34,22 @@ def write_table(methods: Methods, found: Proposals, tree: SourceTree, trainer: s
             return text
         for (target, event), site in bad.items():
             name = target.rpartition(".")[2]
-            placed.of[name] = [one for one in placed.of[name] if one.event != event]
+            placed.of[name] = [proposal for proposal in placed.of[name] if proposal.event != event]
             left_out.append(f"{target}: {event} was left out: {site.note or site.state}")
 
 
-def _lines(methods: Methods, found: Proposals, trainer: str, left_out: list[str]) -> Iterator[str]:
-    of = f"{methods.module}:{methods.target(found.request or '') if not methods.owner else methods.owner}"
+def _lines(methods: Methods, proposals: Proposals, trainer: str, left_out: list[str]) -> Iterator[str]:
+    of = f"{methods.module}:{methods.target(proposals.request or '') if not methods.owner else methods.owner}"
     yield f"# A first table for {of}. Names suggested these regions: read each, and edit."
     yield "# Check it:  sglang-instrument patches check --patches FOLDER"
     yield "# Use it:    sglang-instrument run --set patches=FOLDER -- python train.py"
     yield "# The language: patches/README.md of sglang-instrument, or docs/how-to/new-trainer.md"
-    for one in [*found.unknown, *left_out]:
-        yield f"# To do: {one}"
+    for problem in [*proposals.unknown, *left_out]:
+        yield f"# To do: {problem}"
     yield ""
     yield f"trainer = {_text(trainer)}"
     yield f"module = {_text(methods.module)}"
-    for name, mine in found.of.items():
+    for name, mine in proposals.of.items():
         if mine:
             yield ""
             yield "[[patch]]"
@@ -59,21 +59,21 @@ def _lines(methods: Methods, found: Proposals, trainer: str, left_out: list[str]
                 yield from _region(proposal)
 
 
-def _region(one: Proposal) -> Iterator[str]:
-    first, last = one.lines
-    yield f"# Line {first}: {one.why}" if first == last else f"# Lines {first} to {last}: {one.why}"
+def _region(proposal: Proposal) -> Iterator[str]:
+    first, last = proposal.lines
+    yield f"# Line {first}: {proposal.why}" if first == last else f"# Lines {first} to {last}: {proposal.why}"
     yield "[[patch.region]]"
-    yield f"event = {_text(one.event)}"
-    for key, text in one.anchors.items():
+    yield f"event = {_text(proposal.event)}"
+    for key, text in proposal.anchors.items():
         yield f"{key} = {_text(text)}"
-    for key in one.flags:
+    for key in proposal.flags:
         yield f"{key} = true"
-    for key, fields in (("bind", one.bind), ("enter", one.enter)):
+    for key, fields in (("bind", proposal.bind), ("enter", proposal.enter)):
         if fields:
             yield f"{key} = {_inline(fields)}"
-    if one.exit:
+    if proposal.exit:
         yield "[patch.region.exit]"
-        yield from (f"{name} = {_text(text)}" for name, text in one.exit.items())
+        yield from (f"{name} = {_text(text)}" for name, text in proposal.exit.items())
 
 
 def _inline(fields: Mapping[str, str]) -> str:

@@ -51,7 +51,7 @@ class Entry:
         """Return a string or a list of strings as a tuple."""
         value = self._values.get(key, ())
         listed = [value] if isinstance(value, str) else value
-        if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
+        if not isinstance(listed, (list, tuple)) or not all(isinstance(item, str) for item in listed):
             raise self.error(f"{key} must be a string or a list of strings, got {value!r}")
         return tuple(listed)
 
@@ -114,5 +114,5 @@ class Entry:
         value = self._values.get(key, [])
         if not isinstance(value, list):
             raise self.error(f"{key} must be a list of tables, got {value!r}")
-        for number, one in enumerate(value, 1):
-            yield Entry(f"{self.where}: {kind} {number}", one, keys)
+        for number, table in enumerate(value, 1):
+            yield Entry(f"{self.where}: {kind} {number}", table, keys)

@@ -129,10 +129,12 @@ def numbers(value: Any) -> dict[str, Any]:
     Raises:
         Unreadable: The mapping holds no number.
     """
-    found = {str(name): one for name, one in value.items() if isinstance(one, (int, float))}
-    if not found:
+    numbers_by_name = {
+        str(name): number for name, number in value.items() if isinstance(number, (int, float))
+    }
+    if not numbers_by_name:
         raise Unreadable("no numbers")
-    return found
+    return numbers_by_name
 
 
 def unique(values: Any) -> list[Any]:
@@ -149,7 +151,7 @@ def known(value: Any, registry: Any) -> Any:
         registry: A collection of names, or a mapping by name.
     """
     if type(value) is list:
-        return [known(one, registry) for one in value]
+        return [known(item, registry) for item in value]
     return value if isinstance(value, str) and value in registry else "unknown"
 
 

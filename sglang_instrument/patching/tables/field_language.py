@@ -45,7 +45,7 @@ _ROOTS: Final[dict[Moment, frozenset[str]]] = {
 
 
 @dataclass(frozen=True)
-class Step:
+class PathStep:
     """One step of a path.
 
     A step reads an attribute, or a key or index; `each` reads every element, or those whose attribute `name`
@@ -68,7 +68,7 @@ class Path:
     """
 
     root: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PathStep, ...] = ()
     function: str | None = None
     is_local: bool = False
     registry: "Path | None" = None
@@ -152,7 +152,7 @@ def parse(text: object, moment: Moment = "exit") -> Expression:
     """
     if not isinstance(text, str):
         raise TableError(f"a field must be an expression in a string, got {text!r}")
-    return _Parser(text, moment).expression()
+    return _ExpressionParser(text, moment).expression()
 
 
 #: Cached: a process may read a table, or install, several times.
@@ -174,7 +174,7 @@ _TOKEN: Final = re.compile(
 _END: Final = ("end", "the end")
 
 
-class _Parser:
+class _ExpressionParser:
     """Parse the tokens of one expression, left to right, with one token of look-ahead."""
 
     def __init__(self, text: str, moment: Moment) -> None:
@@ -243,17 +243,17 @@ class _Parser:
             return Path(str(steps[0].name), tuple(steps[1:]), is_local=True)
         return Path(root, tuple(steps))
 
-    def _attribute(self) -> Step:
-        return Step("attribute", self._name("an attribute's name"))
+    def _attribute(self) -> PathStep:
+        return PathStep("attribute", self._name("an attribute's name"))
 
-    def _pick(self) -> Step:
+    def _pick(self) -> PathStep:
         names: list[tuple[str, str]] = []
         while not names or self._take(","):
             new = self._name("a field's name")
             names.append((new, self._name("a field's name") if self._take(":") else new))
         if not self._take("}"):
             raise self._error("',' or '}'")
-        return Step("pick", names=tuple(names))
+        return PathStep("pick", names=tuple(names))
 
     def _name(self, expected: str) -> str:
         name = self.word
@@ -262,7 +262,7 @@ class _Parser:
         self._advance()
         return name
 
-    def _bracket(self) -> Step:
+    def _bracket(self) -> PathStep:
         self._advance()
         if self._take("?"):
             return self._filter()
@@ -275,17 +275,17 @@ class _Parser:
         if not self._take("]"):
             raise self._error("']'")
         if word == "*":
-            return Step("each")
-        return Step("key", int(word) if kind == "integer" else word[1:-1])
+            return PathStep("each")
+        return PathStep("key", int(word) if kind == "integer" else word[1:-1])
 
-    def _filter(self) -> Step:
+    def _filter(self) -> PathStep:
         name = self._name("an attribute's name")
-        return Step("each", name) if self._take("]") else Step("each", of=self._attributes(name))
+        return PathStep("each", name) if self._take("]") else PathStep("each", of=self._attributes(name))
 
-    def _key_of(self) -> Step:
+    def _key_of(self) -> PathStep:
         root = self.word
         self._advance()
-        return Step("key", of=self._attributes(root))
+        return PathStep("key", of=self._attributes(root))
 
     def _attributes(self, root: str) -> Path:
         path = self._path(root)
@@ -320,5 +320,5 @@ class _Parser:
         yield _END
 
     def _error(self, expected: str) -> TableError:
-        found = self.word if (self.kind, self.word) == _END else repr(self.word)
-        return TableError(f"expression {self.text!r}: expected {expected}, got {found}")
+        word = self.word if (self.kind, self.word) == _END else repr(self.word)
+        return TableError(f"expression {self.text!r}: expected {expected}, got {word}")

@@ -18,7 +18,15 @@ from sglang_instrument.patching.places.versions import Requirement
 from sglang_instrument.patching.tables.entry import Entry
 from sglang_instrument.patching.tables.field_checks import unknown_fields
 from sglang_instrument.patching.tables.field_language import BINDABLE
-from sglang_instrument.patching.tables.regions import Capture, Emit, Origin, Patch, Region, Table, Target
+from sglang_instrument.patching.tables.regions import (
+    Emit,
+    KeywordCapture,
+    Origin,
+    Patch,
+    Region,
+    Table,
+    Target,
+)
 from sglang_instrument.patching.tables.shipped import ABOUT, read_table, shipped_tables
 from sglang_instrument.schema import PHASES, Phase
 
@@ -66,8 +74,8 @@ def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] =
     for folder in folders:
         if not folder.is_dir():
             raise TableError(f"{folder}: not a folder of patch tables")
-        own = (path for path in sorted(folder.rglob("*.toml")) if path.stem != ABOUT)
-        tables += [load_table(str(path)) for path in own]
+        paths = (path for path in sorted(folder.rglob("*.toml")) if path.stem != ABOUT)
+        tables += [load_table(str(path)) for path in paths]
     return [table for table in tables if trainers is None or table.trainer in trainers]
 
 
@@ -212,8 +220,10 @@ def _parse_tracker(entry: Entry) -> Mapping[str, str] | None:
 
 def _parse_requires(entry: Entry, around: Requirement | None) -> Requirement | None:
     """Return an entry's own requirement combined with that of the enclosing patch or table."""
-    own = entry.parsed("requires", Requirement)
-    return own if around is None else around if own is None else Requirement(f"{around.text},{own.text}")
+    requirement = entry.parsed("requires", Requirement)
+    if around is None or requirement is None:
+        return around or requirement
+    return Requirement(f"{around.text},{requirement.text}")
 
 
 def _parse_anchors(entry: Entry) -> Anchors:
@@ -223,12 +233,12 @@ def _parse_anchors(entry: Entry) -> Anchors:
         raise entry.error(str(error)) from None
 
 
-def _parse_captures(entry: Entry) -> Iterator[Capture]:
+def _parse_captures(entry: Entry) -> Iterator[KeywordCapture]:
     for field_name, text in entry.expressions("capture").items():
         match = _CAPTURE.fullmatch(text)
         if match is None:
             raise entry.error(f"capture.{field_name} must be 'callee(keyword)', got {text!r}")
-        yield Capture(field_name, match["callee"], match["argument"])
+        yield KeywordCapture(field_name, match["callee"], match["argument"])
 
 
 def _required(entry: Entry, key: str) -> str:

@@ -29,7 +29,7 @@ class Target(NamedTuple):
         return f"{self.module}:{self.name}"
 
 
-class Capture(NamedTuple):
+class KeywordCapture(NamedTuple):
     """A keyword argument of a call inside the region; the probe records it as `field` during the call."""
 
     field: str
@@ -59,7 +59,7 @@ class Region:
     when: str | None = None
     leader: str | None = None
     ends: str | None = None
-    capture: tuple[Capture, ...] = ()
+    capture: tuple[KeywordCapture, ...] = ()
     generator: bool = False
     root: bool = False
     count_steps: bool = False
