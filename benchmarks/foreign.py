@@ -12,7 +12,7 @@ def main(path):
     from sglang_instrument.analysis.executors.local import LocalExecutor
     from sglang_instrument.analysis.foreign.executor import foreign_executor
     from sglang_instrument.analysis.reading.folders import is_run_folder
-    from sglang_instrument.analysis.run.cache import digest_files
+    from sglang_instrument.analysis.run.digest_of_run import digest_files
 
     begun = time.process_time()
     executor = LocalExecutor(path, most_processes=1) if is_run_folder(path) else foreign_executor(path)

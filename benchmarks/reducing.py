@@ -31,7 +31,7 @@ from sglang_instrument.analysis.long_runs import reduced, summary
 from sglang_instrument.analysis.long_runs.pieces import Piece
 from sglang_instrument.analysis.long_runs.reduced import Reduced
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run.cache import digest_files
+from sglang_instrument.analysis.run.digest_of_run import digest_files
 from sglang_instrument.testing import synthetic_run
 
 MADE = 10  # steps

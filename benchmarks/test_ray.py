@@ -29,7 +29,7 @@ import json, os, resource, sys, time
 from pathlib import Path
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
-from sglang_instrument.analysis.run.cache import digest_files
+from sglang_instrument.analysis.run.digest_of_run import digest_files
 
 folder, address = Path(sys.argv[1]), sys.argv[2]
 executor = RayExecutor(folder, address) if address else LocalExecutor(folder, 2)

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Final, NoReturn
 
 from sglang_instrument import __version__
+from sglang_instrument.analysis.store.after_answer import answering
 from sglang_instrument.cli.explain import Explain
 from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.select import losses
@@ -162,11 +163,12 @@ def _run_command(name: str, arguments: list[str]) -> int:
         parsed = parser_of(name).parse_args(arguments)
     except SystemExit as stop:  # argparse has printed its message
         return int(stop.code or 0)
-    code = int(command.run(parsed))
-    for sentence, is_loss in losses(parsed):
-        say(f"sglang-instrument: {sentence}", sys.stderr)
-        code = code or int(is_loss)
-    sys.stdout.flush()
+    with answering():
+        code = int(command.run(parsed))
+        for sentence, is_loss in losses(parsed):
+            say(f"sglang-instrument: {sentence}", sys.stderr)
+            code = code or int(is_loss)
+        sys.stdout.flush()
     return code
 
 

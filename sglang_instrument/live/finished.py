@@ -26,7 +26,7 @@ from sglang_instrument.analysis.reading.files import (
     newest_run_filter,
     only_run,
 )
-from sglang_instrument.analysis.run.cache import digest_files, only_newest_runs
+from sglang_instrument.analysis.run.digest_of_run import digest_files, only_newest_runs
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question

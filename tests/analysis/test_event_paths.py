@@ -73,7 +73,7 @@ def test_wall_times_of_a_worker_add_up_to_its_step_and_events_of_others_do_not_c
 def test_paths_come_from_the_cache_until_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_instrument.analysis.run.cache._WORTHWHILE_BYTES", 1)
+    monkeypatch.setattr("sglang_instrument.analysis.store.homes._WORTHWHILE_BYTES", 1)
     folder = synthetic_run(tmp_path / "exp", steps=1, workers=1, requests=2)
     first = path_table(open_run(folder))
     monkeypatch.setattr("sglang_instrument.analysis.run.opening.Run.read_paths", None)

@@ -15,8 +15,8 @@ from sglang_instrument.analysis.answers.join import (
     usual_token_sec,
     why,
 )
-from sglang_instrument.analysis.run import cache
 from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.store import homes
 from sglang_instrument.analysis.verdict.verdict import Finding
 from sglang_instrument.cli.main import main
 
@@ -209,7 +209,7 @@ def test_without_engine_logs_there_are_no_engine_times(log):
 
 
 def test_engine_requests_are_cached_until_the_files_of_the_run_change(log, monkeypatch):
-    monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 1)
+    monkeypatch.setattr(homes, "_WORTHWHILE_BYTES", 1)
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
     first = cached_engine_requests(open_run(log.folder))
@@ -219,7 +219,7 @@ def test_engine_requests_are_cached_until_the_files_of_the_run_change(log, monke
         assert cached_engine_requests(open_run(log.folder)).equals(first)
     log.life("b", 200, ("admit", 201), ("first", 202), end=203)
     assert "b" in cached_engine_requests(open_run(log.folder))["rid"].to_list()
-    assert len(list((log.folder / ".cache").glob("engine_requests-*.parquet"))) == 1
+    assert len(list((log.folder / ".store").glob("engine_requests-*.parquet"))) == 1
 
 
 def without_detokenizer(log, *ends):

@@ -120,7 +120,7 @@ def test_a_folder_whose_name_holds_an_at_sign_is_that_folder(tmp_path: Path) -> 
 def test_a_large_run_opens_an_older_run_from_the_cache_of_all(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_instrument.analysis.run.cache._WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr("sglang_instrument.analysis.store.homes._WORTHWHILE_BYTES", 0)
     newest = request_table(open_run(shared).digest)
     for _ in range(2):  # made, then cached
         older = request_table(open_run(shared.with_name("exp@synthetic-1")).digest)

@@ -85,7 +85,7 @@ def test_a_step_that_is_not_there_is_refused(
 def test_without_periods_it_is_read_as_a_whole_which_is_said(
     usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(usual, usual.parent / "whole", ignore=shutil.ignore_patterns(".cache"))
+    folder = shutil.copytree(usual, usual.parent / "whole", ignore=shutil.ignore_patterns(".store"))
     monkeypatch.setattr(pieces, "MOST_FILES", 40)
     assert main(["summary", str(folder)]) == 0
     printed = capsys.readouterr()
@@ -184,7 +184,7 @@ def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., To
 
 
 def test_a_name_that_is_no_text_is_told(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
-    folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".cache"))
+    folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".store"))
     (folder / os.fsdecode(b"step_13/notes\xff.txt")).touch()
     (folder / os.fsdecode(b"step_14/worker_\xff.jsonl")).touch()
     assert sorted(told(folder, 80)["health"]["ignored"]) == [
@@ -208,7 +208,7 @@ def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> 
     broken = min((folder / ".pruned").glob("*/digest.json")).parent
     for name in ("steps-*.parquet", "digest.json"):
         next(broken.glob(name)).write_text("{")
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # it still knows the tables
+        shutil.rmtree(folder / ".store", ignore_errors=True)  # it still knows the tables
         whole = told(folder, 1000)
         assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]
         assert told(folder, 16)["health"] == whole["health"]  # a step lasts longer where the next is lost
@@ -217,7 +217,7 @@ def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> 
 def test_the_next_call_reads_only_what_changed(
     usual: Path, tmp_path: Path, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".cache"))
+    folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".store"))
     read: list[range | None] = []
     reduce = summary.reduce_piece
 
@@ -243,7 +243,7 @@ def test_the_next_call_reads_only_what_changed(
     assert told(folder, 60)["health"]["ignored"] == []
     assert again["health"]["foreign"] == 1
     assert again["periods"] == first["periods"]
-    kept = list((folder / ".cache/pieces").iterdir())
+    kept = list((folder / ".store/pieces").iterdir())
     assert len(kept) == len(steps) - 1  # those of before are deleted
 
 
@@ -303,7 +303,7 @@ def test_the_logs_of_engines_alone(tmp_path: Path, told: Callable[..., Told]) ->
 
 
 def test_what_makes_a_run_large(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
-    folder = shutil.copytree(usual, tmp_path / "of $HOME", ignore=shutil.ignore_patterns(".cache"))
+    folder = shutil.copytree(usual, tmp_path / "of $HOME", ignore=shutil.ignore_patterns(".store"))
     assert "judged in" in told(folder, 60)["verdict"]  # a folder's name holds no variables here
     for number in range(60):  # only logs are read
         (folder / f"step_2/checkpoint_{number}").touch()

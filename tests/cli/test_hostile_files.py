@@ -15,7 +15,7 @@ from made_traces import engine_trace
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.reading.chunks import whole_lines
-from sglang_instrument.analysis.run import cache
+from sglang_instrument.analysis.store import homes
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
 from sglang_instrument.profilers.from_outside import notes
@@ -186,17 +186,17 @@ def test_the_rest_of_a_line_that_is_too_long_is_no_record(run):
     assert "long" not in read.records["event"].to_list()
 
 
-def test_a_cache_with_an_irregular_file_is_made_again(run, odd, monkeypatch):
-    monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 0)
+def test_a_store_with_an_irregular_file_is_made_again(run, odd, monkeypatch):
+    monkeypatch.setattr(homes, "_WORTHWHILE_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent / "cache"))
     expected = open_run(run).digest.requests
-    for name in ("digest", "steps", "requests", "turns", "barriers"):
-        path = next(one for one in (run / ".cache").glob(f"{name}[-.]*") if one.is_file())
+    for name in ("index", "files", "steps", "requests", "turns", "barriers"):
+        path = next(one for one in (run / ".store").rglob(f"{name}.*") if one.is_file())
         path.unlink()
         odd(path)
         assert open_run(run).digest.requests.equals(expected)
-    shutil.rmtree(run / ".cache")
-    odd(run / ".cache")
+    shutil.rmtree(run / ".store")
+    odd(run / ".store")
     assert open_run(run).digest.requests.equals(expected)
     assert open_run(run).digest.requests.equals(expected)
 

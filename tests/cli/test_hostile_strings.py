@@ -15,7 +15,7 @@ from profile_stand_ins import StandIn, served
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.executors import batches
-from sglang_instrument.analysis.run import cache
+from sglang_instrument.analysis.store import homes
 from sglang_instrument.cli import plain
 from sglang_instrument.cli.main import main
 from sglang_instrument.cli.tables import print_json
@@ -180,7 +180,7 @@ def test_a_run_is_kept_beside_it_and_read_by_many_whatever_it_is_called(run, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 1)
     expected = open_run(copied, cached=False)
-    monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(homes, "_WORTHWHILE_BYTES", 0)
     first, second = open_run(copied), open_run(copied)
     assert first.digest.requests.equals(expected.digest.requests)
     assert second.digest.requests.equals(expected.digest.requests)

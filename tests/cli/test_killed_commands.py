@@ -21,7 +21,7 @@ from sglang_instrument.testing import synthetic_run
 
 POINTS = int(os.environ.get("KILL_POINTS", "3"))
 LARGE = {
-    "sglang_instrument.analysis.run.cache:_WORTHWHILE_BYTES": 1,
+    "sglang_instrument.analysis.store.homes:_WORTHWHILE_BYTES": 1,
     "sglang_instrument.analysis.long_runs.pieces:MOST_FILES": 8,
 }
 PRUNE = ("--keep-steps", "3", "--keep-slowest", "1", "--yes")
@@ -97,7 +97,7 @@ CASES = {
     ),
     "report": Case(
         lambda world: ("report", world / "exp", "-o", world / "report.html", "--force", "--spans", "0"),
-        old_or_whole("report.html", "</html>\n"),
+        old_or_whole("report.html", "</html>"),
     ),
     "export otlp": Case(
         lambda world: ("export", world / "exp", "--otlp", world / "otlp.jsonl", "--force"),

@@ -11,7 +11,7 @@ from live_served import samples, served
 from live_writer import LiveRun
 
 from sglang_instrument.analysis.long_runs import pieces
-from sglang_instrument.analysis.run import cache
+from sglang_instrument.analysis.store import homes
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
@@ -39,7 +39,7 @@ State = dict[str, tuple[bytes, int, int]]
 
 @pytest.fixture(autouse=True)
 def _small_runs_have_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 1)
+    monkeypatch.setattr(homes, "_WORTHWHILE_BYTES", 1)
     monkeypatch.setattr(pieces, "MOST_FILES", 8)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -70,11 +70,12 @@ def linked(run: Path, name: str, users: Path) -> None:
 @pytest.mark.parametrize(
     "link",
     [
-        ".cache",
-        ".cache/pieces",
-        ".cache/dataset",
-        ".cache/dataset/spans",
-        ".cache/dataset/spans/run_id=mine",
+        ".store",
+        ".store/parts",
+        ".store/pieces",
+        ".store/dataset",
+        ".store/dataset/spans",
+        ".store/dataset/spans/run_id=mine",
     ],
 )
 @pytest.mark.parametrize(
@@ -91,12 +92,12 @@ def test_a_command_with_a_cache_changes_no_file_of_the_user(
         assert state_of(users) == before
 
 
-@pytest.mark.parametrize("name", ["digest.json", "dataset/_manifest.json", "dataset/steps.parquet"])
+@pytest.mark.parametrize("name", ["index.json", "lock", "dataset/_manifest.json", "dataset/steps.parquet"])
 def test_a_link_in_place_of_a_file_of_a_cache_is_not_written_through(
     name: str, users: Path, tmp_path: Path
 ) -> None:
     run = synthetic_run(tmp_path / "exp", steps=3, workers=2, requests=3, seed=1)
-    linked(run, f".cache/{name}", users / "thesis.txt")
+    linked(run, f".store/{name}", users / "thesis.txt")
     before = state_of(users)
     assert main(["summary", str(run)]) == 0
     assert main(["sql", str(run), "select count(*) from steps"]) == 0

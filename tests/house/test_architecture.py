@@ -37,6 +37,7 @@ RUN = {
     "analysis.timing",
     "analysis.digests",
     "analysis.executors",
+    "analysis.store",
     "analysis.run",
 }
 LEDGER = RUN | {"analysis.ledger"}
@@ -86,6 +87,7 @@ MAY_IMPORT = {
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
     "analysis.digests": {"words", "safe_files", "analysis.reading", "analysis.timing"},
+    "analysis.store": {"words", "safe_files", "analysis.reading", "analysis.digests"},
     "analysis.executors": {"words", "safe_files", "analysis.reading", "collect", "package"},
     "analysis.foreign.stores": {"words"},
     "analysis.foreign": {"words", "analysis.reading", "analysis.executors", "analysis.foreign.stores"},

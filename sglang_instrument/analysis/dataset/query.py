@@ -11,9 +11,9 @@ from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
 from sglang_instrument.analysis.dataset.export import write_tables, writing
 from sglang_instrument.analysis.dataset.views import make_views, pattern, quoted
 from sglang_instrument.analysis.executors.executor import Progress
-from sglang_instrument.analysis.run.cache import homes, is_worthwhile
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.span_files import SPANS
+from sglang_instrument.analysis.store.homes import homes, is_worthwhile
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.safe_files.folder import SafeFolder
 

@@ -10,7 +10,7 @@ from sglang_instrument.analysis.answers.round_trips import round_trip_table
 from sglang_instrument.analysis.answers.routing.samples import logged_samples
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.reading.processes_of_run import REACHED
-from sglang_instrument.analysis.run.cache import store_digest
+from sglang_instrument.analysis.run.digest_of_run import store_digest
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.regular_files import read_regular
 from sglang_instrument.safe_files.folder import SafeFolder

@@ -1,22 +1,22 @@
 """Number the pairs of file and run that rows of tables come from, and number them anew for other files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.reading.files import File
 
-#: What tells whether a file is as it was: its path, size and modification time.
-Key = tuple[str, int, int]
+#: What tells whether a file is as it was: its path, inode, size and modification time.
+Key = tuple[str, int, int, int]
 
 
 def key_of(file: File) -> Key:
     """Return the key of a file."""
-    return (file.path, file.size, file.mtime_ns)
+    return (file.path, file.inode, file.size, file.mtime_ns)
 
 
-def number_sources(files: Sequence[File]) -> dict[tuple[str, int, int, str | None], int]:
+def number_sources(files: Sequence[File]) -> dict[tuple[str, int, int, int, str | None], int]:
     """Return the number of each pair of file and run, in order."""
     runs = [(*key_of(file), run_id) for file in files for run_id in file.runs]
     return {run: number for number, run in enumerate(runs)}
@@ -24,7 +24,12 @@ def number_sources(files: Sequence[File]) -> dict[tuple[str, int, int, str | Non
 
 def renumber(table: pl.DataFrame, files: Sequence[File], kept: Sequence[File]) -> pl.DataFrame:
     """Return the rows of files, and of runs in them, that are kept, with the new numbers in `source`."""
-    new = number_sources(kept)
+    return _renumbered(table, files, number_sources(kept))
+
+
+def _renumbered(
+    table: pl.DataFrame, files: Sequence[File], new: Mapping[tuple[str, int, int, int, str | None], int]
+) -> pl.DataFrame:
     numbers = pl.Series([new.get(run) for run in number_sources(files)], dtype=pl.Int64)
     return table.with_columns(numbers.gather(table["source"]).alias("source")).drop_nulls("source")
 
@@ -34,7 +39,12 @@ def join_digests(parts: Sequence[tuple[Sequence[File], Digest]], files: Sequence
 
     The order matters: where answers are equal, as of two requests of one length, the first row counts.
     """
-    joined = concat_digests([only_files(digest, own, files) for own, digest in parts])
+    new = number_sources(files)
+    renumbered = [
+        Digest(**{name: _renumbered(table, read, new) for name, table in digest.tables().items()})
+        for read, digest in parts
+    ]
+    joined = concat_digests(renumbered)
     return Digest(
         **{name: table.sort("source", maintain_order=True) for name, table in joined.tables().items()}
     )

@@ -71,7 +71,7 @@ def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
         for number, name in enumerate(PHASES)
     )
     steps = steps.join(barriers, on="place", how="left").join(shares, on="place", how="left")
-    # A file does not tell the launches of a run apart: `cache.read_digest` fills them in.
+    # A file does not tell the launches of a run apart: `digest_of_run.read_digest` fills them in.
     launch = pl.lit(None, pl.Int64).alias("launch")
     return steps.with_columns(pl.col("barrier_sec").fill_null(0.0), launch).sort("place")
 

@@ -79,7 +79,7 @@ def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
         except OSError as error:
             files.append(File(name, 0, 0, unreadable=str(error)))
             continue
-        files.append(File(name, stat.st_size, stat.st_mtime_ns))
+        files.append(File(name, stat.st_size, stat.st_mtime_ns, inode=stat.st_ino))
     return files
 
 

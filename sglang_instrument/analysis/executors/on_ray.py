@@ -244,7 +244,7 @@ class RayExecutor:
             if file.path not in paths:
                 paths.append(file.path)
         why = f"node {', '.join(self._files.held[file.path].offers)} died"
-        return File(file.path, file.size, file.mtime_ns, unreadable=why)
+        return File(file.path, file.size, file.mtime_ns, unreadable=why, inode=file.inode)
 
     def _demand_package(self) -> None:
         """Raise an error if a node that holds files cannot read them."""

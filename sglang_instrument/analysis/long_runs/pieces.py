@@ -21,7 +21,7 @@ from sglang_instrument.analysis.executors.local import LocalExecutor, sizes_here
 from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import is_part, others_among, place_at
-from sglang_instrument.analysis.run.cache import digest_files, is_dataset
+from sglang_instrument.analysis.run.digest_of_run import digest_files, is_dataset
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.logged_runs import split_run_id
 from sglang_instrument.analysis.run.pruned import PRUNED, pruned_folders, with_pruned

@@ -14,7 +14,7 @@ from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.reading.files import File, RunFiles, ended_paths, newest_runs
-from sglang_instrument.analysis.run.cache import only_newest_runs, read_everything
+from sglang_instrument.analysis.run.digest_of_run import only_newest_runs, read_everything
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps

@@ -25,7 +25,7 @@ from sglang_instrument.analysis.reading.files import (
     only_newest,
 )
 from sglang_instrument.analysis.reading.liveness import Process, last_words
-from sglang_instrument.analysis.run.cache import only_newest_runs
+from sglang_instrument.analysis.run.digest_of_run import only_newest_runs
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.losses import Attendance, attendance, count_file, health_of
 from sglang_instrument.analysis.run.opening import Run

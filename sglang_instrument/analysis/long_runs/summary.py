@@ -30,13 +30,13 @@ from sglang_instrument.analysis.reading.files import (
 )
 from sglang_instrument.analysis.reading.launches import at_once
 from sglang_instrument.analysis.reading.liveness import Process, gone_without_a_word, is_over, names_of
-from sglang_instrument.analysis.run.cache import homes
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs
 from sglang_instrument.analysis.run.losses import (
     missing_in,
     used_runs,
 )
+from sglang_instrument.analysis.store.homes import homes
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import in_order_of_weight
 from sglang_instrument.errors import LogError

@@ -47,6 +47,7 @@ class File(msgspec.Struct, omit_defaults=True):
         unreadable: Why the file, or the rest of it, could not be read.
         tracked: Those of `TRACKED` that its lines hold; None if not known.
         pruned_us: When `prune` deleted it and kept its digest, in Unix microseconds; None if it is there.
+        inode: Its number on the disk; 0 if not known, as of files on other nodes.
     """
 
     path: str
@@ -62,6 +63,7 @@ class File(msgspec.Struct, omit_defaults=True):
     unreadable: str | None = None
     tracked: list[str] | None = None
     pruned_us: int | None = None
+    inode: int = 0
 
     def may_hold(self, names: Iterable[str]) -> bool:
         """Return whether a line may hold one of these events or keys."""

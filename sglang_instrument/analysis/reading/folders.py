@@ -14,7 +14,10 @@ _FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
 ENDINGS: Final = (".jsonl", ".jsonl.zst")
 FOLDERS: Final = ("engine", "processes")  # besides step_N and validate_N
 # Ours, but not logs: `live` is of the follower, `output` of the demo's workers, `.collect` of that command.
-_NO_LOGS: Final = ("processes", "profiles", "live", "output", ".locks", ".cache", ".collect", ".pruned")
+_NO_LOGS: Final = (
+    *("processes", "profiles", "live", "output"),
+    *(".locks", ".cache", ".collect", ".pruned", ".store"),  # `.cache` is of earlier versions
+)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def read_files(
     reading = Reading()
     buffer = _LineBuffer(reading, for_digest, with_extra)
     for listed in files:
-        file = File(listed.path, listed.size, listed.mtime_ns)
+        file = File(listed.path, listed.size, listed.mtime_ns, inode=listed.inode)
         reading.files.append(file)
         place = file.place
         if place is None:

@@ -76,4 +76,6 @@ def _lines(folder: Path, batch: Sequence[File], names: Sequence[str]) -> BatchRe
     ]
     table = pl.DataFrame(found, schema={"source": pl.Int64, "text": pl.Binary}, orient="row")
     # One "run" a file, so that `source` numbers files.
-    return [File(file.path, file.size, file.mtime_ns, [None], [0]) for file in batch], {"lines": table}
+    return [File(file.path, file.size, file.mtime_ns, [None], [0], inode=file.inode) for file in batch], {
+        "lines": table
+    }

@@ -4,7 +4,7 @@ import difflib
 from pathlib import Path
 
 from sglang_instrument.analysis.reading.folders import is_run_folder
-from sglang_instrument.analysis.run.cache import is_dataset
+from sglang_instrument.analysis.run.digest_of_run import is_dataset
 from sglang_instrument.errors import LogError
 from sglang_instrument.plain_text import listed
 

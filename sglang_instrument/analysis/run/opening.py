@@ -25,7 +25,7 @@ from sglang_instrument.analysis.reading.liveness import (
 )
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.cache import is_dataset, read_digest
+from sglang_instrument.analysis.run.digest_of_run import is_dataset, read_digest
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs

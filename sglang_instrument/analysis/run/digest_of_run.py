@@ -1,12 +1,6 @@
-"""Cache the digest of a run, and read again only the files that changed.
-
-The log always wins over the cache. A file counts as unchanged if its path, size and modification time are the
-cached ones, and the cache has today's log version and layout. An unreadable cache is made again; where no
-cache can be written, there is none.
-"""
+"""Make the digest of a run: from the run's store, and from the lines of files that the store lacks."""
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +22,12 @@ from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
+from sglang_instrument.analysis.store.after_answer import write_after_answer
+from sglang_instrument.analysis.store.homes import homes, is_worthwhile
+from sglang_instrument.analysis.store.store import load, save
 from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder
 
-_WORTHWHILE_BYTES: Final = 4 * 1024 * 1024
 #: The folder of a dataset that keeps a run's digest in place of its log. Spark skips such names.
 _STORED: Final = "_digest"
 
@@ -52,7 +48,7 @@ def read_digest(
     Args:
         executor: Reads the run.
         progress: Called with the number of files read so far and the number of files to read.
-        cached: Whether to use and write a cache.
+        cached: Whether to use and write a store.
         run_id: Return this run alone, as if no other had written to the folder; the begin of an id will do.
 
     Raises:
@@ -77,19 +73,16 @@ def read_everything(
 
 def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
     files = executor.list_files()
-    worthwhile = cached and is_worthwhile(files)
-    known, old = _load(executor.home) if worthwhile else ([], concat_digests([]))
-    # What could not be read may have been on a node that has come back.
-    unchanged = {key_of(file): file for file in known if file.unreadable is None}
+    if not cached or not is_worthwhile(files):
+        return digest_files(executor, files, progress)
+    known, old = load(executor.home, files)
+    unchanged = {key_of(file): file for file in known}
     changed = [file for file in files if key_of(file) not in unchanged]
-    if known and not changed and len(files) == len(known):
-        return known, old
-    fresh, new = digest_files(executor, changed, progress)
-    by_path = {file.path: file for file in fresh}
+    read, new = digest_files(executor, changed, progress) if changed or not known else ([], None)
+    by_path = {file.path: file for file in read}
     merged = [by_path.get(file.path) or unchanged[key_of(file)] for file in files]
-    whole = join_digests([(known, old), (fresh, new)], merged) if known else new
-    if worthwhile:
-        _save(executor.home, merged, whole)
+    whole = old if new is None else join_digests([(known, old), (read, new)], merged)
+    write_after_answer(lambda: save(executor.home, merged, whole, read))
     return merged, whole
 
 
@@ -113,21 +106,18 @@ def _with_launches(files: Sequence[File], steps: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(launch=numbers.gather(steps["source"]))
 
 
-def is_worthwhile(files: Sequence[File]) -> bool:
-    """Return whether files are large enough for a cache; smaller ones are read each time."""
-    return sum(file.size for file in files) >= _WORTHWHILE_BYTES
-
-
 def is_dataset(folder: Path) -> bool:
     """Return whether a folder holds a run as a dataset, without its log."""
     return (folder / _STORED).is_dir()
 
 
 def _load_stored(folder: Path) -> tuple[list[File], Digest]:
-    files, digest = _load(folder)
-    if not files:
-        raise LogError(f"{folder}: this dataset is incomplete, or of another version; export the log again")
-    return files, digest
+    try:
+        return load_digest(folder / _STORED)
+    except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
+        raise LogError(
+            f"{folder}: this dataset is incomplete, or of another version; export the log again"
+        ) from None
 
 
 def store_digest(
@@ -148,34 +138,9 @@ def store_digest(
     save_digest(home, files, digest)
 
 
-def homes(folder: Path) -> list[SafeFolder]:
-    """Return the folders in which a cache may lie: the run's own, then the user's cache folder."""
-    if is_dataset(folder):
-        return [SafeFolder(folder, (_STORED,))]
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-    both = [SafeFolder(folder, (".cache",)), SafeFolder(root, ("sglang-instrument", name))]
-    # polars cannot open a file whose name is not UTF-8.
-    return [home for home in both if str(home.path).encode(errors="ignore") == os.fsencode(home.path)]
-
-
-def _load(folder: Path) -> tuple[list[File], Digest]:
-    for home in homes(folder):
-        try:
-            return load_digest(home.path)
-        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
-            continue
-    return [], concat_digests([])
-
-
-def _save(folder: Path, files: list[File], digest: Digest) -> None:
-    for home in homes(folder):
-        try:
-            home.make()
-            save_digest(home, files, digest)
-        except (OSError, pl.exceptions.PolarsError):
-            continue
-        return
+def table_homes(folder: Path) -> list[SafeFolder]:
+    """Return the folders in which tables of a run may lie: of a dataset its own, else those of its store."""
+    return [SafeFolder(folder, (_STORED,))] if is_dataset(folder) else homes(folder)
 
 
 def state_of(files: Sequence[File]) -> str:

@@ -1,0 +1,134 @@
+"""Write parts of a store, and read them: some log files each, and the tables that were made of them.
+
+A part is a folder in `parts`: `files.json` with the log files as they were read, and a Parquet file for each
+table that is not empty. `source` of a table numbers the pairs of file and run, in the order of `files.json`.
+A part is written under another name and renamed when it is whole, and never changed afterwards. `index.json`
+says which parts count, and of which state of which files each is.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest
+from sglang_instrument.analysis.digests.file_sources import Key, key_of
+from sglang_instrument.analysis.digests.parquet import save_parquet
+from sglang_instrument.analysis.digests.stored_digest import read_table
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.regular_files import read_regular
+from sglang_instrument.safe_files.folder import SafeFolder, is_draft
+from sglang_instrument.schema import LOG_VERSION
+
+# Of the tables of a part; raise it when their columns or their meaning change. Parts are then made again.
+_LAYOUT: Final = 1
+VERSION: Final = f"log {LOG_VERSION}, parts {_LAYOUT}"
+PARTS: Final = "parts"
+_INDEX: Final = "index.json"
+_FILES: Final = "files.json"
+_MOST_BYTES: Final = 2**30  # of an index; a million files make a tenth of it
+_NAME: Final = re.compile(r"(\.draft-)?[0-9a-f]{16}")
+_IN_PART: Final = re.compile(r"files\.json|[a-z_]+\.parquet")
+#: What cannot be read, or is of another version, raises one of these.
+DAMAGED: Final = (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """An entry of the index.
+
+    Attributes:
+        name: Of the part's folder.
+        files: The log files as they were: path, inode, size in bytes, modification time in nanoseconds.
+        records: How many records they hold.
+    """
+
+    name: str
+    files: list[Key]
+    records: int
+
+
+class _Index(msgspec.Struct):
+    version: str
+    parts: list[Part]
+
+
+class _Files(msgspec.Struct):
+    version: str
+    tables: list[str]
+    files: list[File]
+
+
+def read_index(home: SafeFolder) -> list[Part]:
+    """Return the parts of a store; [] if it has none of this version."""
+    try:
+        index = msgspec.json.decode(read_regular(home.path / _INDEX, _MOST_BYTES), type=_Index)
+    except DAMAGED:
+        return []
+    return index.parts if index.version == VERSION else []
+
+
+def write_index(home: SafeFolder, parts: Sequence[Part]) -> None:
+    """Say which parts count, and delete the other ones; the caller holds the store's lock.
+
+    Raises:
+        OSError: The index cannot be written.
+    """
+    home.write(_INDEX, msgspec.json.encode(_Index(VERSION, list(parts))))
+    counting = {part.name for part in parts}
+    for name in (home / PARTS).names():
+        if name not in counting and _NAME.fullmatch(name):
+            delete_part(home, name)
+    home.delete_drafts(at_once=True)
+
+
+def delete_part(home: SafeFolder, name: str) -> None:
+    """Delete a part's folder; what is not ours in it stays."""
+    folder = home / PARTS / name
+    folder.delete_those(lambda file: is_draft(file) or _IN_PART.fullmatch(file) is not None)
+    (home / PARTS).delete_folder(name)
+
+
+def write_part(home: SafeFolder, files: Sequence[File], tables: Mapping[str, pl.DataFrame]) -> Part:
+    """Write a part; it counts when an index names it.
+
+    Args:
+        home: The store.
+        files: The log files.
+        tables: Tables made of them, by name.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: It cannot be written.
+    """
+    name = os.urandom(8).hex()
+    draft = home / PARTS / f".draft-{name}"
+    filled = {table: rows for table, rows in tables.items() if len(rows)}
+    for table, rows in filled.items():
+        save_parquet(draft, f"{table}.parquet", rows)
+    draft.write(_FILES, msgspec.json.encode(_Files(VERSION, list(filled), list(files))))
+    (home / PARTS).rename_folder(draft.inside[-1], name)
+    return Part(name, list(map(key_of, files)), records_of(files))
+
+
+def read_part(home: SafeFolder, part: Part) -> tuple[list[File], Digest]:
+    """Return the log files of a part, and their digest.
+
+    Raises:
+        DAMAGED: It cannot be read, or is not as the index says.
+    """
+    folder = home.path / PARTS / part.name
+    stored = msgspec.json.decode(read_regular(folder / _FILES, _MOST_BYTES), type=_Files)
+    if stored.version != VERSION or list(map(key_of, stored.files)) != part.files:
+        raise ValueError(f"{folder} is not as the index says")
+    tables = {name: pl.DataFrame(schema=schema) for name, schema in SCHEMAS.items()}
+    tables |= {name: read_table(folder / f"{name}.parquet") for name in stored.tables if name in SCHEMAS}
+    if any(dict(table.schema) != SCHEMAS[name] for name, table in tables.items()):
+        raise ValueError(f"the tables of {folder} have other columns")
+    return stored.files, Digest(**tables)
+
+
+def records_of(files: Sequence[File]) -> int:
+    """Return how many records files hold."""
+    return sum(sum(file.records) for file in files)

@@ -1,0 +1,157 @@
+"""Find in a store what is known of log files, and add to it what was read of others.
+
+The log always wins: a part stands for a file only as long as path, inode, size and modification time are
+those of the index. Whatever cannot be read in a store is made again; where none can be written there is none.
+"""
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.digests.digest import Digest, concat_digests
+from sglang_instrument.analysis.digests.file_sources import Key, join_digests, key_of, only_files
+from sglang_instrument.analysis.reading.files import File, ended_paths
+from sglang_instrument.analysis.store.bounds import bound_user_cache
+from sglang_instrument.analysis.store.homes import homes, locked
+from sglang_instrument.analysis.store.parts import (
+    DAMAGED,
+    Part,
+    read_index,
+    read_part,
+    records_of,
+    write_index,
+    write_part,
+)
+from sglang_instrument.safe_files.folder import SafeFolder
+
+_FULL: Final = 100_000  # records of a part
+_SMALL: Final = _FULL // 4
+_MOST_SMALL: Final = 8  # parts; more are put together
+_QUIET_SEC: Final = 60.0  # whoever writes a log writes more often while requests are open
+
+
+def load(folder: Path, files: Sequence[File]) -> tuple[list[File], Digest]:
+    """Return those of these files that the store of a run knows, as they were read, and their digest.
+
+    Args:
+        folder: The run's folder.
+        files: Its log files, as listed.
+    """
+    wanted = {key_of(file) for file in files}
+    pieces: list[tuple[list[File], Digest]] = []
+    for home in homes(folder):
+        for part in read_index(home):
+            keys = wanted.intersection(part.files)
+            if not keys:
+                continue
+            try:
+                stored, digest = read_part(home, part)
+            except DAMAGED:
+                continue
+            pieces.append((_chosen(stored, keys), _of_files(digest, stored, keys)))
+            wanted -= keys
+    by_key = {key_of(file): file for stored, _ in pieces for file in stored}
+    known = [by_key[key] for file in files if (key := key_of(file)) in by_key]
+    return known, join_digests(pieces, known) if pieces else concat_digests([])
+
+
+def _chosen(files: Sequence[File], keys: Collection[Key]) -> list[File]:
+    return [file for file in files if key_of(file) in keys]
+
+
+def _of_files(digest: Digest, files: Sequence[File], keys: Collection[Key]) -> Digest:
+    return only_files(digest, files, _chosen(files, keys))
+
+
+def save(folder: Path, files: Sequence[File], digest: Digest, read: Sequence[File]) -> None:
+    """Add to the store of a run what it lacks of files at rest, where that is possible.
+
+    Args:
+        folder: The run's folder.
+        files: All of its log files.
+        digest: Their digest.
+        read: Those of the files that were read as lines: a part that should have had one is damaged.
+    """
+    resting, damaged = _at_rest(files), set(map(key_of, read))
+    for home in homes(folder):
+        if not _lacks(_sound(read_index(home), damaged), files, resting):
+            return
+        try:
+            with locked(home):
+                _add(home, files, digest, resting, damaged)
+        except BlockingIOError:  # another command writes the same
+            return
+        except (OSError, pl.exceptions.PolarsError):  # read only, full, or a link is in its place
+            continue
+        with suppress(OSError):
+            bound_user_cache(home)
+        return
+
+
+def _lacks(parts: Sequence[Part], files: Sequence[File], resting: Collection[str]) -> bool:
+    """Return whether parts should be written, or deleted."""
+    now = {key_of(file) for file in files}
+    held = {key for part in parts for key in part.files}
+    return bool({key_of(file) for file in files if file.path in resting} - held) or any(
+        now.isdisjoint(part.files) for part in parts
+    )
+
+
+def _sound(parts: Sequence[Part], damaged: Collection[Key]) -> list[Part]:
+    return [part for part in parts if not any(key in damaged for key in part.files)]
+
+
+def _add(
+    home: SafeFolder,
+    files: Sequence[File],
+    digest: Digest,
+    resting: Collection[str],
+    damaged: Collection[Key],
+) -> None:
+    """Write parts of the files that have none, and of those of parts that are damaged, worn or too small."""
+    keys = {key_of(file) for file in files}
+    staying = _staying(_sound(read_index(home), damaged), keys)
+    held = {key for part in staying for key in part.files}
+    missing = [file for file in files if file.path in resting and key_of(file) not in held]
+    new = []
+    for group in _groups(missing):
+        tables = only_files(digest, files, group).tables()
+        new.append(write_part(home, group, tables))
+    write_index(home, [*staying, *new])
+
+
+def _staying(parts: Sequence[Part], keys: Collection[Key]) -> list[Part]:
+    """Return the parts of which more than half still counts; many small ones go, to become a larger one."""
+    useful = [part for part in parts if 2 * sum(key in keys for key in part.files) > len(part.files)]
+    small = [part for part in useful if part.records < _SMALL]
+    return [part for part in useful if part.records >= _SMALL] if len(small) > _MOST_SMALL else useful
+
+
+def _groups(files: Sequence[File]) -> Iterator[list[File]]:
+    """Yield files that make up a part: whole folders, until they hold enough records."""
+    group: list[File] = []
+    for _, in_folder in groupby(files, key=lambda file: file.folder):
+        group += in_folder
+        if records_of(group) >= _FULL:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _at_rest(files: Sequence[File]) -> set[str]:
+    """Return the paths of files that were closed, or have not changed for a while, with all of their step."""
+    latest_ns = (time.time() - _QUIET_SEC) * 1e9
+    ended = ended_paths(files)
+    restless = {_step_of(file) for file in files if file.mtime_ns > latest_ns and file.path not in ended}
+    return {file.path for file in files if _step_of(file) not in restless and file.unreadable is None}
+
+
+def _step_of(file: File) -> str:
+    """Return the folder of a step's file; outside of steps, each file is by itself."""
+    return file.path if file.place is None or file.place.step is None else file.folder
