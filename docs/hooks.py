@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 from sglang_instrument import schema
 from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS, Column
+from sglang_instrument.analysis.verdict.detectors import CAUSES
+from sglang_instrument.analysis.verdict.evidence.detector import Cause
 from sglang_instrument.cli.main import COMMANDS, parser_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -68,6 +70,18 @@ def _kind(kind: Any) -> str:
     return "timestamp, UTC, microseconds" if kind.is_temporal() else str(kind).lower()
 
 
+def causes() -> str:
+    """Return what the verdict names as a table; causes that one sentence defines share a row."""
+    rows: dict[tuple[str, str], list[Cause]] = {}
+    for cause in CAUSES.values():
+        rows.setdefault((cause.scopes, cause.named_if), []).append(cause)
+    lines = [
+        f"| {', '.join(f'`{cause.name}`' for cause in alike)} | {scopes} | {named_if} |"
+        for (scopes, named_if), alike in rows.items()
+    ]
+    return "\n".join(["| cause | scope | named if |", "|---|---|---|", *lines])
+
+
 def support() -> str:
     """Return the files of tests/support as a table: what each is for, by its first line."""
     files = sorted((ROOT / "tests/support").glob("*.py"))
@@ -118,4 +132,5 @@ _PARTS: Final = {
     "events": events,
     "tables": tables,
     "columns": columns,
+    "causes": causes,
 }

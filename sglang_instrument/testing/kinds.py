@@ -25,7 +25,7 @@ from sglang_instrument.testing.causes import (
     SlowTools,
     StandStill,
 )
-from sglang_instrument.testing.causes.engine import TwoSlowEngines
+from sglang_instrument.testing.causes.slow_work import TwoSlowEngines
 from sglang_instrument.testing.run_shape import RunShape, play_run
 from sglang_instrument.testing.simulation.trainer import Trainer
 from sglang_instrument.testing.usual_run import usual_shape

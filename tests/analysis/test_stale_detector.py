@@ -6,7 +6,7 @@ import pytest
 from async_run import AsyncRun, instant, sample
 
 from sglang_instrument.analysis import findings_of, open_run
-from sglang_instrument.analysis.verdict.advice import CAUSES
+from sglang_instrument.analysis.verdict.detectors import CAUSES
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.testing import synthetic_run
 

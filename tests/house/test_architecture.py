@@ -101,7 +101,10 @@ MAY_IMPORT = {
     "analysis.answers.asynchronous": LEDGER | {"analysis.answers"},
     "analysis.verdict.evidence": LEDGER | ROUTING,
     "analysis.verdict.detectors": LEDGER | ROUTING | {"analysis.verdict.evidence"},
-    "analysis.verdict": LEDGER | ROUTING | {"analysis.verdict.evidence", "analysis.verdict.detectors"},
+    "analysis.verdict.detectors.calls": LEDGER | ROUTING | {"analysis.verdict.evidence"},
+    "analysis.verdict": LEDGER
+    | ROUTING
+    | {"analysis.verdict.evidence", "analysis.verdict.detectors", "analysis.verdict.detectors.calls"},
     "analysis.dataset": ANSWERS,
     "analysis.long_runs": ANSWERS | {"package"},
     "analysis": ANSWERS

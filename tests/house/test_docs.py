@@ -11,6 +11,7 @@ from msgspec import structs
 
 import sglang_instrument
 from sglang_instrument import analysis, config, schema
+from sglang_instrument.analysis.verdict.detectors import CAUSES
 from sglang_instrument.cli.main import COMMANDS
 from sglang_instrument.config import PREFIX, Config
 
@@ -87,6 +88,10 @@ def test_the_site_fills_in_every_command_event_and_table(hooks):
     assert all(f"| `{name}` | {kind.phase} |" in filled for name, kind in schema.EVENTS.items())
     for path in (ROOT / "patches").rglob("*.toml"):
         assert path.read_text().splitlines()[0] in filled
+    causes = hooks.on_page_markdown("{{ causes }}")
+    for cause in CAUSES.values():
+        assert f"`{cause.name}`" in causes
+        assert f"| {cause.scopes} | {cause.named_if} |" in causes
     pages = "\n".join(page.read_text() for page in PAGES)
     started = hooks.on_page_markdown("{{ ways }}\n\n{{ launches }}")
     assert len(re.findall(r"^\| .* \| all \|", started, re.MULTILINE)) >= 30

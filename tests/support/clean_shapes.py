@@ -6,8 +6,8 @@ from random import Random
 from typing import Final
 
 from sglang_instrument.testing.causes.base import Cause
+from sglang_instrument.testing.causes.cold_start import ColdStart
 from sglang_instrument.testing.causes.endings import TornFile
-from sglang_instrument.testing.causes.over_steps import ColdStart
 from sglang_instrument.testing.run_shape import RunShape
 from sglang_instrument.testing.simulation.trainer import Trainer
 from sglang_instrument.testing.usual_run import ENGINE, WORKLOAD, usual_shape

@@ -4,7 +4,7 @@ from typing import Final
 
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.testing.causes import Cause
-from sglang_instrument.testing.causes.engine import TwoSlowEngines
+from sglang_instrument.testing.causes.slow_work import TwoSlowEngines
 
 #: Words of findings that are right for a cause beside its own: either word describes what the log shows.
 _ALSO_RIGHT: Final = {"slow-calls": {"standstill"}, "hang": {"death"}, "death": {"hang"}}

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.verdict.advice import advice_of
-from sglang_instrument.analysis.verdict.detectors import DETECTORS
-from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
 from sglang_instrument.analysis.verdict.engine_logs import with_engine_logs
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
@@ -28,16 +25,13 @@ from sglang_instrument.analysis.verdict.excess import (
     excess_table,
     slowest_step,
 )
+from sglang_instrument.analysis.verdict.overlaps import findings_in
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 _ENDINGS: Final = ("hang", "death")
-_WARMS_UP: Final = frozenset(
-    {"engine", "preprocess", "tool", "reward", "interaction", "environment", "cache", "weights"}
-)
 _FAR: Final = 1.3  # times the median step
-_FAR_FROM_PEERS: Final = 2.0  # times as slow as they: more than workers differ in warming up
 _FEWEST: Final = 4  # steps of workers; with fewer there is too little to compare
 _FEWEST_TO_JUDGE: Final = 3  # steps; with fewer, no detector compares them
 _MOST_OF_IT: Final = 0.5  # of the time above the median step: findings that cost less do not explain it
@@ -69,7 +63,7 @@ def judge(run: "Run", over: bool | None = None) -> Verdict:
         run: The run.
         over: As in `findings_of`.
     """
-    evidence = _evidence(run, over)
+    evidence = Evidence.of(run, over)
     found = with_engine_logs(run, _findings(evidence))
     told = [found[0].sentence + _others(found, evidence)] if found else []
     # The end of a run comes before replies that were just drawn long: those are no fault.
@@ -117,20 +111,9 @@ def _ended(evidence: Evidence, found: list[Finding]) -> str:
     return f"{words}none stopped logging long before the others{_absent(evidence.digest, ended[0])}"
 
 
-def _evidence(run: "Run", over: bool | None) -> Evidence:
-    over = run.is_over if over is None else over
-    return Evidence(run.digest.of_workers(), run.digest, run.files, over, lambda: server_calls(run), run)
-
-
 def _findings(evidence: Evidence) -> list[Finding]:
-    if evidence.windows.is_empty():
-        found = list(find_weights_trouble(evidence))  # needs no steps
-        return [replace(one, advice=advice_of(one)) for one in found]
-    found = [one for find in DETECTORS for one in find(evidence)]
-    endings = [one for one in found if one.cause in _ENDINGS]
-    rest = _cold_start([one for one in found if one.cause not in _ENDINGS], evidence)
-    ordered = in_order_of_weight([*endings, *rest])
-    return [replace(one, advice=one.advice or advice_of(one)) for one in ordered]
+    ordered = in_order_of_weight(findings_in(evidence))
+    return [replace(finding, advice=finding.advice or advice_of(finding)) for finding in ordered]
 
 
 def in_order_of_weight(found: Iterable[Finding]) -> list[Finding]:
@@ -139,26 +122,6 @@ def in_order_of_weight(found: Iterable[Finding]) -> list[Finding]:
     endings = [one for one in found if one.cause in _ENDINGS]
     rest = [one for one in found if one.cause not in _ENDINGS]
     return [*endings, *sorted(rest, key=lambda one: (one.evidence.get("drawn", False), -one.lost_sec))]
-
-
-def _cold_start(found: list[Finding], evidence: Evidence) -> list[Finding]:
-    """Join what was slow in the run's first step on most workers: it was cold, and no worker is at fault.
-
-    A worker that was far slower there than its peers keeps its finding.
-    """
-    first = evidence.windows.row(0, named=True)
-    place = (first["step"], first["validate"])
-    cold = [one for one in found if (one.step, one.validate) == place and one.cause in _WARMS_UP]
-    cold = [one for one in cold if one.scope == "step" or one.evidence["times"] < _FAR_FROM_PEERS]
-    shared = [one for one in cold if one.scope == "step"]
-    if not any(one.cause in ("engine", "preprocess") for one in shared):
-        return found
-    parts = ", ".join(f"{one.event} {one.evidence['times']:.1f} times the usual" for one in shared)
-    lost = sum(one.lost_sec for one in shared)
-    sentence = f"{step_name(*place)}, the first, was cold: {parts}; {seconds(lost)} lost"
-    numbers = {"parts": [{"event": one.event, **one.evidence} for one in shared]}
-    joined = Finding("cold-start", "step", lost, sentence, *place, evidence=numbers)
-    return [joined, *(one for one in found if one not in cold)]
 
 
 def _others(found: list[Finding], evidence: Evidence) -> str:

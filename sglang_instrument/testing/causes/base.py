@@ -18,6 +18,11 @@ class Cause:
     cause: ClassVar[str]
     size: ClassVar[str]
 
+    @classmethod
+    def words(cls) -> frozenset[str]:
+        """The words that findings have for such causes."""
+        return frozenset({getattr(cls, "cause", "")} - {""})
+
     @property
     def place(self) -> tuple[int | None, int | None]:
         """The step and the worker of its finding; None where it concerns all."""
@@ -65,3 +70,20 @@ class WorkerCause(StepCause):
     def place(self) -> tuple[int | None, int | None]:
         """The step and the worker."""
         return self.step, self.worker
+
+
+@dataclass(frozen=True)
+class OneWorkerCause(StepCause):
+    """A cause of a single worker; it has no size."""
+
+    worker: int
+    size = ""
+
+    @property
+    def place(self) -> tuple[int | None, int | None]:
+        """The step and the worker."""
+        return self.step, self.worker
+
+    def log(self, folder: Path) -> Path:
+        """Return the file of the worker in its step."""
+        return folder / f"step_{self.step}" / f"worker_{self.worker}.jsonl"

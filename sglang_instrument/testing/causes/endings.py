@@ -1,33 +1,16 @@
-"""Plant how a run or a file ends early: hangs, deaths, missing files, torn lines."""
+"""Plant how a run or a file ends early: hangs, deaths, torn lines."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_instrument.testing.causes.base import StepCause
+from sglang_instrument.testing.causes.base import OneWorkerCause
 from sglang_instrument.testing.causes.kill import kill_worker
 from sglang_instrument.testing.simulation.plan import StepPlan
 from sglang_instrument.testing.simulation.workload import TOOLS
 
 
 @dataclass(frozen=True)
-class _OneWorker(StepCause):
-    """A cause of a single worker; it has no size."""
-
-    worker: int
-    size = ""
-
-    @property
-    def place(self) -> tuple[int | None, int | None]:
-        """The step and the worker."""
-        return self.step, self.worker
-
-    def log(self, folder: Path) -> Path:
-        """Return the file of the worker in its step."""
-        return folder / f"step_{self.step}" / f"worker_{self.worker}.jsonl"
-
-
-@dataclass(frozen=True)
-class Hang(_OneWorker):
+class Hang(OneWorkerCause):
     """In `step` one tool of `worker` never returns; it is the last step, and no worker passes the barrier."""
 
     cause = "hang"
@@ -41,7 +24,7 @@ class Hang(_OneWorker):
 
 
 @dataclass(frozen=True)
-class Death(_OneWorker):
+class Death(OneWorkerCause):
     """`worker` is killed in `step` after `share` of its way to the barrier, the others `ahead_sec` later."""
 
     share: float = 0.5
@@ -55,18 +38,7 @@ class Death(_OneWorker):
 
 
 @dataclass(frozen=True)
-class MissingFile(_OneWorker):
-    """The file of `worker` in `step` is missing."""
-
-    cause = "missing-file"
-
-    def damage(self, folder: Path) -> None:
-        """Delete the file."""
-        self.log(folder).unlink()
-
-
-@dataclass(frozen=True)
-class TornFile(_OneWorker):
+class TornFile(OneWorkerCause):
     """The last `cut_bytes` of the file of `worker` in `step` are missing, as after a kill.
 
     40 of them tear its `log_closed`, 200 its `step_closed`.

@@ -1,50 +1,28 @@
-"""The detectors, one file each, in the order in which they look.
+"""The detectors, one file each. Every `Detector` and `Joiner` of a module in this package is one of them."""
 
-A detector takes `Evidence` and yields findings. What one explains, those after it do not see: so the special
-causes come before the general ones.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Final
 
-from sglang_instrument.analysis.verdict.detectors.between_steps import find_gaps_between_steps
-from sglang_instrument.analysis.verdict.detectors.blocked_loop import find_blocked_loops
-from sglang_instrument.analysis.verdict.detectors.endings import find_endings
-from sglang_instrument.analysis.verdict.detectors.long_replies import find_long_replies
-from sglang_instrument.analysis.verdict.detectors.loop_waits import find_loop_waits
-from sglang_instrument.analysis.verdict.detectors.missing_files import find_missing_files
-from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts
-from sglang_instrument.analysis.verdict.detectors.routing import (
-    find_lost_caches,
-    find_moved_conversations,
-    find_uneven_servers,
-)
-from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_calls
-from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
-from sglang_instrument.analysis.verdict.detectors.speculation import find_falling_speculation
-from sglang_instrument.analysis.verdict.detectors.stale_samples import find_stale_samples
-from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
-from sglang_instrument.analysis.verdict.detectors.thrown_away import find_thrown_away
-from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
-from sglang_instrument.analysis.verdict.evidence.finding import Finding
-from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.detector import Cause, Detector, Joiner
 
-DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
-    find_endings,
-    find_missing_files,
-    find_stale_samples,
-    find_thrown_away,
-    find_blocked_loops,
-    find_standstills,
-    find_lost_caches,
-    find_moved_conversations,
-    find_uneven_servers,
-    find_falling_speculation,
-    find_slow_work,
-    find_slow_calls,
-    find_slow_parts,
-    find_gaps_between_steps,
-    find_long_replies,
-    find_weights_trouble,
-    find_loop_waits,
-)
+
+def _defined() -> Iterator[Detector | Joiner]:
+    modules = (info.name for info in walk_packages(__path__, f"{__name__}.") if not info.ispkg)
+    for module in sorted(modules):
+        for value in vars(import_module(module)).values():
+            if isinstance(value, Detector | Joiner) and value.name == module:
+                yield value
+
+
+_ALL: Final = tuple(_defined())
+DETECTORS: Final = tuple(known for known in _ALL if isinstance(known, Detector))
+JOINERS: Final = tuple(known for known in _ALL if isinstance(known, Joiner))
+_ORDERED: Final = sorted(DETECTORS, key=lambda known: known.precedence)
+#: Every cause by its name, in the order of the documentation: as detectors look.
+CAUSES: Final[dict[str, Cause]] = {
+    cause.name: cause
+    for causes in (*(known.causes for known in _ORDERED), *(known.causes for known in JOINERS))
+    for cause in causes
+}

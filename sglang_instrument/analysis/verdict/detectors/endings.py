@@ -1,16 +1,35 @@
 """Find what kept a step from ending: a span that never ended, a worker that died."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
+from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
 from sglang_instrument.analysis.verdict.evidence.hangs import find_hangs
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
+HANG: Final = Cause(
+    "hang",
+    "worker",
+    "a step has no closing record, and its last `open_spans` names what was open for more than twice the "
+    "longest of its phase in the run. If all reported workers merely wait, the worker that did not come is "
+    "named",
+    "the stack in its last open_spans record says where it waits: `check LOGS`",
+)
+DEATH: Final = Cause(
+    "death",
+    "worker",
+    "the run is over in a step that was not closed, and the silence of a worker is "
+    "[more than chance](#a-worker-that-died)",
+    "look at that worker's own output and the host's kernel log (out of memory?); `check LOGS` lists its "
+    "last records",
+)
 
-def find_endings(evidence: Evidence) -> Iterator[Finding]:
+
+@detector(HANG, DEATH)
+def find_endings(evidence: Evidence) -> Findings:
     """Yield hangs and deaths. Workers that wait at a barrier are named only if nobody else is."""
     hangs = _hangs(evidence)
     at_work = [one for one in hangs if not one.evidence["waits"]]
@@ -49,7 +68,7 @@ def _hang(
     event: str | None = None,
 ) -> Finding:
     return Finding(
-        cause="hang",
+        cause=HANG.name,
         scope="worker",
         lost_sec=lost_sec,
         sentence=sentence,
@@ -95,7 +114,9 @@ def _deaths(evidence: Evidence) -> Iterator[Finding]:
         where = f"{step_name(one.step, one.validate)}: worker {one.worker}"
         sentence = f"{where} {_end_of(one, one.done[one.worker])}"
         numbers = {"ahead_sec": one.ahead_sec, "workers": workers}
-        yield Finding("death", "worker", 0.0, sentence, one.step, one.validate, one.worker, evidence=numbers)
+        yield Finding(
+            DEATH.name, "worker", 0.0, sentence, one.step, one.validate, one.worker, evidence=numbers
+        )
 
 
 def _end_of(unfinished: UnfinishedStep, done: int) -> str:

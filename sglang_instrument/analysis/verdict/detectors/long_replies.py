@@ -11,6 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import chance_beyond, tail_of
+from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     excess_of,
@@ -19,6 +20,14 @@ from sglang_instrument.analysis.verdict.evidence.effects import (
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
+LONG_REPLIES: Final = Cause(
+    "long-replies",
+    "step, request",
+    "replies were at least 1.3 times as long as usual in a whole step, or one reply was longer than chance "
+    'explains, or a step took 1.3 times the median one because some replies were long by chance (`"drawn": '
+    "true` in the evidence)",
+    "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
+)
 _LIMITS: Final = Limits(times=1.3, spread=0.03)
 _FEWEST: Final = 40  # replies; with fewer, the tail of their lengths is not known
 _CHANCE: Final = 3e-3  # largest allowed probability that the longest reply is drawn from the others
@@ -26,7 +35,8 @@ _LONG: Final = 1.3  # times the median step, and a step gets a finding for its l
 _MOST_OF_IT: Final = 0.5
 
 
-def find_long_replies(evidence: Evidence) -> Iterator[Finding]:
+@detector(LONG_REPLIES)
+def find_long_replies(evidence: Evidence) -> Findings:
     """Yield a finding for each step with longer replies, and for a reply that chance does not explain."""
     if evidence.run is not None and not evidence.run.tells_requests:
         return
@@ -40,11 +50,13 @@ def find_long_replies(evidence: Evidence) -> Iterator[Finding]:
     if requests.is_empty():
         return
     kinds = requests.partition_by("validate")
-    longest = [one for kind in kinds for one in _longest(evidence, kind)]
-    found = [*_long_steps(evidence, requests), *longest]
-    yield from found
-    told = {(one.step, one.validate) for one in found}
-    yield from (one for one in _drawn(evidence, requests) if (one.step, one.validate) not in told)
+    longest = [finding for kind in kinds for finding in _longest(evidence, kind)]
+    findings = [*_long_steps(evidence, requests), *longest]
+    yield from findings
+    steps = {(finding.step, finding.validate) for finding in findings}
+    for finding in _drawn(evidence, requests):
+        if (finding.step, finding.validate) not in steps:
+            yield finding
 
 
 def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
@@ -161,7 +173,7 @@ def _finding(
     scope: Any, row: dict[str, Any], lost_sec: float, sentence: str, numbers: dict[str, Any]
 ) -> Finding:
     return Finding(
-        cause="long-replies",
+        cause=LONG_REPLIES.name,
         scope=scope,
         lost_sec=lost_sec,
         sentence=sentence,

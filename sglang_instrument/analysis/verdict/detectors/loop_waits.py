@@ -3,16 +3,46 @@
 Where trainer and rollout take turns, one of them always waits: nobody is accused of that.
 """
 
-from collections.abc import Iterator
 from typing import Final
 
 import polars as pl
 
 from sglang_instrument.analysis.ledger.loop import Loop, steady
 from sglang_instrument.analysis.ledger.loop_lanes import Lanes
+from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, Evidence
 
+_NAMED_IF: Final = (
+    "[one side of the loop](../how-to/trainer-or-rollout.md) waits for the other for at least 20 % of the "
+    "time, in the median step. Never where they take turns: there one always waits"
+)
+_NOT_PLANTED: Final = "a loop that waits in most of its steps is a shape of a run, not a delay of one step"
+CAUSES: Final = (
+    Cause(
+        "trainer-waits",
+        "run",
+        _NAMED_IF,
+        "the rollout decides: `loop LOGS --replicas +1` estimates one more server; its long replies: "
+        "`lengths LOGS`, its workers: `workers LOGS`",
+        not_planted=_NOT_PLANTED,
+    ),
+    Cause(
+        "rollout-waits",
+        "run",
+        _NAMED_IF,
+        "the trainer decides, so that more servers save nothing; its parts: `loop LOGS`",
+        not_planted=_NOT_PLANTED,
+    ),
+    Cause(
+        "exposed-reward",
+        "run",
+        "in the median step, nothing but rewards goes on for at least 20 % of the loop's time",
+        "compute rewards while other requests run, or in more processes at once: `loop LOGS` has the exposed "
+        "and the hidden seconds of each step",
+        not_planted=_NOT_PLANTED,
+    ),
+)
 _SHARE: Final = 0.2  # of the loop's time, in the median step
 _FEWEST: Final = 3  # steps
 _WORDS: Final = {
@@ -22,7 +52,8 @@ _WORDS: Final = {
 }
 
 
-def find_loop_waits(evidence: Evidence) -> Iterator[Finding]:
+@detector(*CAUSES)
+def find_loop_waits(evidence: Evidence) -> Findings:
     """Yield a finding for each kind of waiting that takes a large share of most steps."""
     lanes = Lanes(evidence.paths, evidence.everything)
     if lanes.role is None or not lanes.has_rollout:

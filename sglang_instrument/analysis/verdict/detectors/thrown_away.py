@@ -1,18 +1,28 @@
 """Find a rollout that throws a large share of its tokens away, and say for which reasons."""
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from sglang_instrument.analysis.answers.asynchronous.fates import REASONS
 from sglang_instrument.analysis.answers.asynchronous.waste import totals, waste_table
+from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
+THROWN_AWAY: Final = Cause(
+    "thrown-away",
+    "run",
+    "at least a quarter of the generated tokens, and 8 requests, "
+    "[never reached the trainer](../how-to/waste.md), by its own records of samples",
+    "keep what aborts cut off (partial rollouts), sort out prompts whose groups are filtered, or over-sample "
+    "less: `waste LOGS{step}` has the reasons by step",
+    not_planted="the simulated trainer takes every sample",
+)
 _LEAST_SHARE: Final = 0.25  # of the generated tokens
 _FEWEST: Final = 8  # requests that were thrown away; of fewer, nothing is said
 
 
-def find_thrown_away(evidence: Evidence) -> Iterator[Finding]:
+@detector(THROWN_AWAY)
+def find_thrown_away(evidence: Evidence) -> Findings:
     """Yield a finding if a large share of the tokens never reaches the trainer, where it logs its samples."""
     if evidence.everything.samples.is_empty():
         return
@@ -30,4 +40,4 @@ def find_thrown_away(evidence: Evidence) -> Iterator[Finding]:
     sentence = f"{wasted / generated:.0%} of the generated tokens were thrown away: {why}"
     worst = table.sort("wasted", descending=True, nulls_last=True)["step"][0]
     numbers = {"share": wasted / generated, "tokens": by_reason, "requests": requests, "worst_step": worst}
-    yield Finding("thrown-away", "run", 0.0, sentence, evidence=numbers)
+    yield Finding(THROWN_AWAY.name, "run", 0.0, sentence, evidence=numbers)

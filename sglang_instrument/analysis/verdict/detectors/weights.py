@@ -11,9 +11,45 @@ from sglang_instrument.analysis.answers.weights.records import weight_spans
 from sglang_instrument.analysis.answers.weights.served import CALLS, served_calls
 from sglang_instrument.analysis.answers.weights.updates import updates_of
 from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
+_NOT_PLANTED: Final = (
+    "the simulated engines keep their weights; tests/support/planted_weights.py makes such runs"
+)
+STALE_PREFIX: Final = Cause(
+    "stale-prefix",
+    "run",
+    "calls were served from a cached prefix that [older weights](../how-to/weights.md) computed: weights "
+    "changed, and the cache was not flushed",
+    "flush the cache with each update (`flush_cache=True`), and look whether the flush succeeded: requests "
+    "in flight prevent it; `weights LOGS --lineage` names the calls",
+    not_planted=_NOT_PLANTED,
+)
+WRONG_LABEL: Final = Cause(
+    "wrong-label",
+    "run",
+    "replies say a version of the weights that their server did not have at their end, within a second",
+    "importance weights and staleness rest on these labels: look at where the version is set; "
+    "`weights LOGS --lineage` names the replies",
+    not_planted=_NOT_PLANTED,
+)
+ABORTING_UPDATE: Final = Cause(
+    "aborting-update",
+    "run",
+    "a weight update aborted at least half of the calls that ran when it began, and their requests did not "
+    "go on",
+    "pause in place, or let the rollout go on with what was written; `weights LOGS` shows each update",
+    not_planted=_NOT_PLANTED,
+)
+SLOW_UPDATE: Final = Cause(
+    "slow-update",
+    "run",
+    "one server had its weights at least a second, and half a transfer, after all others",
+    "look at that server's network, disk and GPU: `weights LOGS --update N` shows its parts",
+    not_planted=_NOT_PLANTED,
+)
 _MOST_NAMED: Final = 20  # calls in the evidence of a finding
 _FEWEST_ABORTED: Final = 2
 _OF_FLIGHT: Final = 0.5  # below this share of the calls in flight, aborts count as intended
@@ -22,7 +58,8 @@ _LATE: Final = 0.5  # times the transfer of the other servers
 Row = dict[str, Any]
 
 
-def find_weights_trouble(evidence: Evidence) -> Iterator[Finding]:
+@detector(STALE_PREFIX, WRONG_LABEL, ABORTING_UPDATE, SLOW_UPDATE, needs_steps=False)
+def find_weights_trouble(evidence: Evidence) -> Findings:
     """Yield what went wrong with weight updates, if the log tells of any."""
     if evidence.run is not None:
         yield from weights_findings(evidence.run)
@@ -54,7 +91,7 @@ def _stale_prefixes(history: pl.DataFrame) -> Iterator[Finding]:
         were = f"{were}, {may}" if len(sure) else f"{may} served from a prefix of older weights"
     sentence = f"{were} ({tokens}): the cache was not flushed after the update"
     numbers = {"calls": len(stale), "sure": len(sure), "named": _named(stale)}
-    yield Finding("stale-prefix", "run", 0.0, sentence, evidence=numbers)
+    yield Finding(STALE_PREFIX.name, "run", 0.0, sentence, evidence=numbers)
 
 
 def _wrong_labels(history: pl.DataFrame) -> Iterator[Finding]:
@@ -68,7 +105,7 @@ def _wrong_labels(history: pl.DataFrame) -> Iterator[Finding]:
         f"{first['rid']} says {first['label']}, its server had {first['weights']}"
     )
     numbers = {"calls": len(wrong), "named": _named(wrong)}
-    yield Finding("wrong-label", "run", 0.0, sentence, evidence=numbers)
+    yield Finding(WRONG_LABEL.name, "run", 0.0, sentence, evidence=numbers)
 
 
 def _named(rows: pl.DataFrame) -> list[Row]:
@@ -92,7 +129,7 @@ def _aborts(updates: list[Row]) -> Iterator[Finding]:
         which = f"{len(bad)} weight updates aborted {total:,} calls, {which}"
     sentence = f"{which}, {tokens:,} written tokens were thrown away; no other call went on with them"
     numbers = {"updates": [row["update"] for row in bad], "aborted": total, "tokens": tokens}
-    yield Finding("aborting-update", "run", 0.0, sentence, evidence=numbers)
+    yield Finding(ABORTING_UPDATE.name, "run", 0.0, sentence, evidence=numbers)
 
 
 def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
@@ -109,4 +146,4 @@ def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
             f"{server} was the last server in {often}, {seconds(most)} after the others in update {update}"
         )
         numbers = {"server": server, "updates": [one for _, one in times], "times": most}
-        yield Finding("slow-update", "run", lost, sentence, event="weights_update", evidence=numbers)
+        yield Finding(SLOW_UPDATE.name, "run", lost, sentence, event="weights_update", evidence=numbers)

@@ -4,6 +4,7 @@ What is usual for an engine call depends on its tokens and on the calls beside i
 the run's own calls. For the other kinds the median is usual.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -49,6 +50,20 @@ def calls_of(digest: Digest) -> pl.DataFrame:
     columns = [pl.col(name).cast(kind) for name, kind in _CALL.items()]
     calls = pl.concat([pl.DataFrame(schema=_CALL), *(table.select(columns) for table in tables)])
     return calls.with_row_index("row")
+
+
+def less_time(calls: pl.DataFrame, explained: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return calls with less `sec`.
+
+    Args:
+        calls: As `calls_of` returns them, or some of them.
+        explained: Each with the columns row and `excess_sec`: by how much less.
+    """
+    parts = [part.select("row", "excess_sec") for part in explained]
+    sums = pl.concat(parts).group_by("row", maintain_order=True).agg(pl.col("excess_sec").sum())
+    joined = calls.drop("excess_sec", strict=False).join(sums, on="row", how="left", maintain_order="left")
+    rest = pl.col("sec") - pl.col("excess_sec").fill_null(0.0)
+    return joined.with_columns(sec=rest).drop("excess_sec")
 
 
 def _engine(digest: Digest) -> pl.DataFrame:

@@ -11,7 +11,7 @@ class Finding:
     """A cause that the verdict names.
 
     Attributes:
-        cause: One of `advice.CAUSES`.
+        cause: One of `detectors.CAUSES`.
         scope: What it concerns: one request, a worker in a step, a step with all its workers, or the run.
         step, validate: The step; None for the run.
         worker: The worker; None where it concerns all of them.

@@ -1,6 +1,7 @@
 """Hold what the detectors look at, and estimate what a step would gain without a delay."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -9,15 +10,17 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
 from sglang_instrument.analysis.answers.routing.conversations import followed_calls
-from sglang_instrument.analysis.answers.routing.server_calls import CALLS
+from sglang_instrument.analysis.answers.routing.server_calls import CALLS, server_calls
 from sglang_instrument.analysis.answers.steps import worker_steps
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths, sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.verdict.evidence.calls import calls_of
+from sglang_instrument.analysis.verdict.evidence.calls import calls_of, less_time
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
+from sglang_instrument.analysis.verdict.evidence.gaps import Gaps, gaps_of
+from sglang_instrument.analysis.verdict.evidence.outside import Part, parts_that_vary
 
 LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
 OF_STEP: Final = 0.05  # nor is a smaller share of the step
@@ -27,10 +30,7 @@ _LATE: Final = "late start"
 
 @dataclass
 class Evidence:
-    """What the detectors look at.
-
-    A detector that explains a part of a call's time takes it away from `calls`, so that those after it do not
-    explain it again.
+    """What the detectors look at. No detector changes it.
 
     Attributes:
         digest: Of the run's rollout workers.
@@ -39,7 +39,8 @@ class Evidence:
         over: Whether the run is over.
         server_calls: Returns `server_calls` of the run; they are read if a detector asks.
         run: The run, for records that no digest holds; None where only its digest is known.
-        calls: The calls within requests: `calls.calls_of`.
+        calls: The calls within requests: `calls.calls_of`. What detectors of an earlier level explained is
+            taken away from their `sec`: `without`.
     """
 
     digest: Digest
@@ -50,6 +51,17 @@ class Evidence:
     run: Run | None = None
     calls: pl.DataFrame = field(init=False)
 
+    @classmethod
+    def of(cls, run: Run, over: bool | None = None) -> "Evidence":
+        """Return the evidence of a run.
+
+        Args:
+            run: The run.
+            over: Whether the run is over, default `run.is_over`.
+        """
+        over = run.is_over if over is None else over
+        return cls(run.digest.of_workers(), run.digest, run.files, over, lambda: server_calls(run), run)
+
     def __post_init__(self) -> None:
         self.calls = calls_of(self.digest)
 
@@ -57,6 +69,16 @@ class Evidence:
     def paths(self) -> Paths:
         """The critical paths of the workers on one clock."""
         return Paths.of(self.everything)
+
+    @cached_property
+    def outside(self) -> list[Part]:
+        """The parts outside of requests whose times vary: `outside.parts_that_vary`."""
+        return list(parts_that_vary(self.parts, self.windows, LEAST_SEC))
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """The time between steps: `gaps.gaps_of`."""
+        return gaps_of(self.paths)
 
     @cached_property
     def served(self) -> pl.DataFrame:
@@ -114,10 +136,17 @@ class Evidence:
         sums = waits.with_columns(sec=least).group_by(STEP_OF_WORKER).agg(pl.col("sec").sum())
         return sums.with_columns(part=pl.lit("barrier"), event=pl.lit("barrier"))
 
-    def explain(self, calls: pl.DataFrame) -> None:
-        """Subtract `excess_sec` from the calls at these rows."""
-        rest = self.calls["sec"].gather(calls["row"]) - calls["excess_sec"]
-        self.calls = self.calls.with_columns(sec=self.calls["sec"].scatter(calls["row"], rest))
+    def without(self, explained: Sequence[pl.DataFrame]) -> "Evidence":
+        """Return the evidence without time of calls that findings explained.
+
+        Args:
+            explained: Each with the columns row and `excess_sec` of `calls`.
+        """
+        if not explained:
+            return self
+        rest = copy(self)  # with all that is known already
+        rest.calls = less_time(self.calls, explained)
+        return rest
 
     def lost_in_requests(self, excess: pl.DataFrame) -> pl.DataFrame:
         """Return what steps lost by delays of requests.

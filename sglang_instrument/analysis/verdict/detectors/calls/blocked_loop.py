@@ -1,6 +1,5 @@
 """Find event loops that code blocked for a large part of a step, and name the code."""
 
-from collections.abc import Iterator
 from typing import Final
 
 import polars as pl
@@ -8,13 +7,28 @@ import polars as pl
 from sglang_instrument.analysis.answers.gaps import loop_blocks
 from sglang_instrument.analysis.ledger.deciding_paths import one_at_a_time, sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.detector import (
+    Cause,
+    Explained,
+    Findings,
+    Precedence,
+    detector,
+)
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
+BLOCKED_LOOP: Final = Cause(
+    "blocked-loop",
+    "worker, step",
+    "code blocked the event loop. The sampled frame names it. It is the step's if more than half of its "
+    "workers were blocked for at least half as long as the longest",
+    "move the named code off the event loop, into a thread or process pool; `gaps LOGS` lists all",
+)
 _ALIKE: Final = 0.5  # blocked for this share of the longest time of a step's workers
 
 
-def find_blocked_loops(evidence: Evidence) -> Iterator[Finding]:
+@detector(BLOCKED_LOOP, precedence=Precedence.RECORDED)
+def find_blocked_loops(evidence: Evidence) -> Findings:
     """Yield a finding for each worker whose event loop was blocked, with the code that blocked it longest.
 
     Where most workers were blocked for about as long, it is one finding of the step.
@@ -37,10 +51,10 @@ def find_blocked_loops(evidence: Evidence) -> Iterator[Finding]:
     of_steps = of_steps.join(evidence.worth(evidence.lost_by_workers(of_steps)), on=STEP)
     of_workers = blocked.filter(~pl.col("shared"))
     of_workers = of_workers.join(evidence.worth(evidence.lost_by_each(of_workers)), on=STEP_OF_WORKER)
-    found = blocks.join(pl.concat([of_steps, of_workers]), on=STEP_OF_WORKER, maintain_order="left")
-    _explain(evidence, intervals.join(found, on=STEP_OF_WORKER, how="semi"))
-    for _, rows in found.group_by(*STEP, pl.when(~pl.col("shared")).then("worker"), maintain_order=True):
-        yield _finding(rows)
+    worth = blocks.join(pl.concat([of_steps, of_workers]), on=STEP_OF_WORKER, maintain_order="left")
+    for _, rows in worth.group_by(*STEP, pl.when(~pl.col("shared")).then("worker"), maintain_order=True):
+        blocked = intervals.join(rows, on=STEP_OF_WORKER, how="semi")
+        yield Explained(_finding(rows), _calls_in(evidence.calls, blocked))
 
 
 def _finding(blocks: pl.DataFrame) -> Finding:
@@ -56,7 +70,7 @@ def _finding(blocks: pl.DataFrame) -> Finding:
             f"{where(place)}: {workers} had their event loops blocked, for up to {seconds(blocked_sec)}"
         )
     return Finding(
-        cause="blocked-loop",
+        cause=BLOCKED_LOOP.name,
         scope="step" if shared else "worker",
         lost_sec=longest["lost_sec"],
         sentence=sentence + (f" by {by}" if by else ""),
@@ -71,12 +85,12 @@ def _finding(blocks: pl.DataFrame) -> Finding:
     )
 
 
-def _explain(evidence: Evidence, blocked: pl.DataFrame) -> None:
-    """Take the time in which loops were blocked away from the calls of their workers at that time."""
-    calls = evidence.calls.join(blocked, on=STEP_OF_WORKER)
+def _calls_in(calls: pl.DataFrame, blocked: pl.DataFrame) -> pl.DataFrame:
+    """Return the time of calls in which the loops of their workers were blocked: row, excess_sec."""
+    calls = calls.join(blocked, on=STEP_OF_WORKER)
     inside = pl.min_horizontal("end_us", "to_us") - pl.max_horizontal("start_us", "from_us")
     calls = calls.filter(inside > 0).with_columns(excess_sec=inside / 1e6)
     over = (pl.col("sec") - pl.col("usual_sec")).first().clip(lower_bound=0.0)
     # The engine goes on meanwhile, so a call lost at most what it took longer than usual.
     sums = calls.group_by("row").agg(pl.col("excess_sec").sum(), over_sec=over)
-    evidence.explain(sums.with_columns(excess_sec=pl.min_horizontal("excess_sec", "over_sec")))
+    return sums.with_columns(excess_sec=pl.min_horizontal("excess_sec", "over_sec"))

@@ -8,9 +8,26 @@ import polars as pl
 from sglang_instrument.analysis.ledger.deciding_paths import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.detector import (
+    Cause,
+    Explained,
+    Findings,
+    Precedence,
+    detector,
+)
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
+STANDSTILL: Final = Cause(
+    "standstill",
+    "worker, step",
+    "for more than 2 s no engine call of a worker began or ended, at least 3 calls ran throughout, and "
+    "most of them took longer than usual by at least 60 % of that time. A [slow engine](#slow-work) is "
+    "none: its calls lose a share of their time, not about as much each",
+    "look at the engine at that time: retractions, a weight update, a paused scheduler; `gaps LOGS{step}`",
+    advice_of_step="look at the engines at that time: a weight update, a paused scheduler, a shared disk; "
+    "`gaps LOGS{step}`",
+)
 _GAP: Final = [*STEP_OF_WORKER, "from_us"]
 _LEAST_SEC: Final = 2.0
 _FEWEST: Final = 3  # calls that ran throughout
@@ -20,7 +37,8 @@ _FEW_OTHERS: Final = 10  # where few other calls are as long, one in ten of them
 _CHANCE: Final = 1e-3  # largest allowed probability that calls as long as these all happen to be slow
 
 
-def find_standstills(evidence: Evidence) -> Iterator[Finding]:
+@detector(STANDSTILL, precedence=Precedence.STANDSTILL)
+def find_standstills(evidence: Evidence) -> Findings:
     """Yield a finding for each standstill; one that most workers share is the step's."""
     for _, rows in _gaps(evidence).group_by(STEP, maintain_order=True):
         workers = len(evidence.workers.join(rows, on=STEP, how="semi"))
@@ -109,11 +127,10 @@ def _chance(part: pl.DataFrame, others: pl.DataFrame) -> float:
     return chance_of_so_many(int(part.select(slow.sum()).item()), len(part), share)
 
 
-def _judge(evidence: Evidence, part: pl.DataFrame, lost: pl.DataFrame, shared: bool) -> Iterator[Finding]:
+def _judge(evidence: Evidence, part: pl.DataFrame, lost: pl.DataFrame, shared: bool) -> Iterator[Explained]:
     lost = evidence.worth(lost)
     if lost.is_empty():
         return
-    evidence.explain(part.group_by("row").agg(pl.col("excess_sec").sum()))
     longest = part.row(0, named=True)
     place = {**{name: longest[name] for name in STEP}, "worker": None if shared else longest["worker"]}
     mine = evidence.workers.filter(*(pl.col(name) == longest[name] for name in STEP_OF_WORKER))
@@ -126,8 +143,8 @@ def _judge(evidence: Evidence, part: pl.DataFrame, lost: pl.DataFrame, shared: b
         f"{calls} calls waited; {seconds(lost_sec)} lost"
     )
     numbers = {"from_sec": since, "sec": gap_sec, "calls": calls}
-    yield Finding(
-        cause="standstill",
+    finding = Finding(
+        cause=STANDSTILL.name,
         scope="step" if shared else "worker",
         lost_sec=lost_sec,
         sentence=sentence,
@@ -135,3 +152,4 @@ def _judge(evidence: Evidence, part: pl.DataFrame, lost: pl.DataFrame, shared: b
         event="engine",
         evidence=numbers,
     )
+    yield Explained(finding, part)

@@ -9,9 +9,28 @@ from sglang_instrument.analysis.ledger.deciding_paths import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.calls import KINDS
 from sglang_instrument.analysis.verdict.evidence.chance import Array, Draws, chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.detector import (
+    Cause,
+    Explained,
+    Findings,
+    Precedence,
+    detector,
+)
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
 
+_NAMED_IF: Final = (
+    "[some calls](#some-slow-calls), at most half of a worker's, took far longer than usual: one, or several"
+)
+SLOW_CALL: Final = Cause(
+    "slow-call", "request", _NAMED_IF, "what that call waited for: `requests LOGS --request {request}`"
+)
+SLOW_CALLS: Final = Cause(
+    "slow-calls",
+    "worker, step",
+    _NAMED_IF,
+    "the calls: `turns LOGS{step}{worker}`; is it one tool, one prompt, one backend?",
+)
 _TIMES: Final = 3.0  # times the usual of such a call
 _ALIKE: Final = 0.5  # of the excess of those found, and
 _TIMES_OF_ALIKE: Final = 1.3  # times the usual: then a call is one of them
@@ -27,13 +46,14 @@ _CALLS: Final = {
 }
 
 
-def find_slow_calls(evidence: Evidence) -> Iterator[Finding]:
+@detector(SLOW_CALL, SLOW_CALLS, precedence=Precedence.SOME_CALLS)
+def find_slow_calls(evidence: Evidence) -> Findings:
     """Yield a finding for each worker with calls that are longer than chance explains."""
     for kind in KINDS:
         yield from _of_kind(evidence, kind)
 
 
-def _of_kind(evidence: Evidence, kind: str) -> Iterator[Finding]:
+def _of_kind(evidence: Evidence, kind: str) -> Iterator[Explained]:
     calls = evidence.calls.filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0)).with_columns(
         excess_sec=pl.col("sec") - pl.col("usual_sec"), times=pl.col("sec") / pl.col("usual_sec")
     )
@@ -84,7 +104,7 @@ def _with_alike(found: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
     return own.filter((pl.col("excess_sec") > _ALIKE * middle) & (pl.col("times") > _TIMES_OF_ALIKE))
 
 
-def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataFrame) -> Iterator[Finding]:
+def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataFrame) -> Iterator[Explained]:
     """Yield a finding for each worker, or one for the step if most workers have such calls."""
     everyone = groups.filter(*(pl.col(name) == rows[name][0] for name in STEP))
     shared = rows["worker"].n_unique() * 2 > len(everyone)  # a lone worker has no peers: it is not accused
@@ -95,9 +115,9 @@ def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataF
         mine = lost.join(part, on=STEP if shared else STEP_OF_WORKER, how="semi")
         if mine.is_empty() and len(part) > 1:
             continue
-        evidence.explain(part)
         workers = everyone.filter(pl.col("worker").is_in(part["worker"].unique().implode()))
-        yield _finding(kind, part, int(workers["len"].sum()), float(mine["lost_sec"].sum()), shared)
+        total, lost_sec = int(workers["len"].sum()), float(mine["lost_sec"].sum())
+        yield Explained(_finding(kind, part, total, lost_sec, shared), part)
 
 
 def _most_unlikely(times: list[float], own: Array, draws: Draws) -> tuple[int, float] | None:
@@ -128,7 +148,7 @@ def _finding(kind: str, found: pl.DataFrame, total: int, lost_sec: float, shared
             f"{seconds(longest['usual_sec'])} are usual (request {longest['request_id']}); {cost}"
         )
         return Finding(
-            cause="slow-call",
+            cause=SLOW_CALL.name,
             scope="request",
             lost_sec=lost_sec,
             sentence=sentence,
@@ -141,7 +161,7 @@ def _finding(kind: str, found: pl.DataFrame, total: int, lost_sec: float, shared
         f"{where(place)}: {len(found)} of {total} {_CALLS[kind]} took {middle:.0f} times the usual; {cost}"
     )
     return Finding(
-        cause="slow-calls",
+        cause=SLOW_CALLS.name,
         scope="step" if shared else "worker",
         lost_sec=lost_sec,
         sentence=sentence,

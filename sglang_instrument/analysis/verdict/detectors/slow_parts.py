@@ -2,82 +2,72 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import Draws
-from sglang_instrument.analysis.verdict.evidence.effects import (
-    Effects,
-    Limits,
-    excess_of,
-    slow_workers,
-    step_effects,
-)
+from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
-from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, Evidence
+from sglang_instrument.analysis.verdict.evidence.outside import PART_LIMITS, Part
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.schema import PHASES
 
-_LIMITS: Final = Limits(times=1.5, spread=0.05)
-_LEAST_SEC: Final = 1e-3  # what takes less is usual, however its times vary
+_ADVICE: Final = "the event beside the others: `events LOGS{step}{worker}`"
+_WORDS: Final = {"postprocess": "post-processing", "late start": "late-start"}
+_OF_OTHER_DETECTORS: Final = frozenset({"engine", "tool", "interaction", "reward", "barrier"})
+_SIMULATED: Final = frozenset({"preprocess", "postprocess", "broadcast", "cache"})
+PARTS: Final = tuple(
+    Cause(
+        _WORDS.get(phase, phase),
+        "step, worker",
+        "a part outside of requests took at least 1.5 times the usual: on most workers that have it, or on "
+        "one beside its peers. The cause is the phase of the part",
+        _ADVICE,
+        not_planted="" if phase in _SIMULATED else "steps of the simulator have no such part",
+    )
+    for phase in PHASES
+    if phase not in _OF_OTHER_DETECTORS
+)
+BARRIER: Final = Cause(
+    "barrier",
+    "step",
+    "the shortest waits at the step's barriers took at least 1.5 times the usual: nobody waited for a "
+    "worker, the barrier itself took long",
+    _ADVICE,
+    not_planted="workers of the simulator leave a barrier as soon as the last one comes",
+)
+LATE_START: Final = Cause(
+    "late-start",
+    "worker, step",
+    "a worker began its step later than the first one, where its peers did not",
+    _ADVICE,
+    not_planted="workers of the simulator begin a step at the same time",
+)
+UNACCOUNTED: Final = Cause(
+    "unaccounted",
+    "step, worker",
+    "time that no recorded part covers was at least 1.5 times the usual",
+    _ADVICE,
+    not_planted="workers of the simulator record all that they do",
+)
 _CHANCE: Final = 1e-3  # largest allowed probability that any worker takes so long by chance
 _FEWEST: Final = 8  # with fewer others, their tail cannot be estimated
-_NAMES: Final = {
-    "unaccounted": "time that no recorded part of {event} covers",
-    "barrier": "barriers, without waiting for others,",
-}
 
 
-class _Part(NamedTuple):
-    """A part of the workers' steps: `rows` has its seconds, and their logarithm over the usual as `value`."""
-
-    cause: str
-    event: str
-    rows: pl.DataFrame
-
-    @property
-    def name(self) -> str:
-        """What sentences call it."""
-        return _NAMES.get(self.cause, "{event}").format(event=self.event)
-
-
-def find_slow_parts(evidence: Evidence) -> Iterator[Finding]:
+@detector(*PARTS, BARRIER, LATE_START, UNACCOUNTED)
+def find_slow_parts(evidence: Evidence) -> Findings:
     """Yield a finding for each part outside of requests that took far longer than usual."""
-    spread = pl.col("sec").max() - pl.col("sec").min()
-    parts = evidence.parts.filter(spread.over("part", "event") > LEAST_SEC)  # of the others, none matters
-    for (cause, event), rows in parts.group_by("part", "event", maintain_order=True):
-        sec = pl.col("sec").clip(lower_bound=_LEAST_SEC)
-        part = _Part(str(cause), str(event), rows.with_columns(value=(sec / sec.median()).log()))
-        effects = step_effects(part.rows, evidence.windows, _LIMITS)
-        yield from _growing(evidence, part, effects)
-        yield from _slow_steps(evidence, part, effects.slow)
+    for part in evidence.outside:
+        yield from _slow_steps(evidence, part, part.effects.slow)
         yield from _slow_workers(evidence, part)
 
 
-def _growing(evidence: Evidence, part: _Part, effects: Effects) -> Iterator[Finding]:
-    trend = effects.trend
-    if trend is None:
+def _slow_steps(evidence: Evidence, part: Part, slow: pl.DataFrame) -> Iterator[Finding]:
+    if slow.is_empty():
         return
-    grown = excess_of(part.rows.join(effects.flat.select(*STEP, "growth"), on=STEP), "growth")
-    lost = evidence.worth(evidence.lost_by_workers(grown))
-    if lost.is_empty():
-        return
-    worst = lost.sort("lost_sec").row(-1, named=True)
-    sentence = (
-        f"{part.name} grows from step to step, to {trend.times:.1f} times as much; it costs step "
-        f"{worst['step']} {seconds(worst['lost_sec'])}"
-    )
-    yield Finding(
-        cause="trend",
-        scope="run",
-        lost_sec=worst["lost_sec"],
-        sentence=sentence,
-        event=part.event,
-        evidence={**trend._asdict(), "worst_step": worst["step"]},
-    )
-
-
-def _slow_steps(evidence: Evidence, part: _Part, slow: pl.DataFrame) -> Iterator[Finding]:
     late = excess_of(part.rows.join(slow.select(*STEP, "excess"), on=STEP))
     lost = evidence.worth(evidence.lost_by_workers(late)).join(slow, on=STEP).join(evidence.sizes, on=STEP)
     for row in lost.sort(STEP).iter_rows(named=True):
@@ -89,13 +79,15 @@ def _slow_steps(evidence: Evidence, part: _Part, slow: pl.DataFrame) -> Iterator
         yield _finding(part, row, sentence, {"times": times})
 
 
-def _slow_workers(evidence: Evidence, part: _Part) -> Iterator[Finding]:
-    late = excess_of(_not_by_chance(part.rows, slow_workers(part.rows, _LIMITS)))
+def _slow_workers(evidence: Evidence, part: Part) -> Iterator[Finding]:
+    late = excess_of(_not_by_chance(part.rows, slow_workers(part.rows, PART_LIMITS)))
     lost = evidence.worth(evidence.lost_by_each(late))
+    if lost.is_empty():
+        return
     for row in lost.join(late, on=STEP_OF_WORKER, maintain_order="left").iter_rows(named=True):
         times = math.exp(row["excess"])
         took = f"took {seconds(row['sec'])} for {part.name}, {times:.1f} times as long as the others"
-        if part.cause == "late start":
+        if part.phase == "late start":
             took = f"began {seconds(row['sec'])} later than the first worker"
         sentence = f"{where(row)} {took}; {seconds(row['lost_sec'])} lost"
         yield _finding(part, row, sentence, {"times": times, "sec": row["sec"]})
@@ -122,10 +114,10 @@ def _not_by_chance(rows: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     return slow.filter(pl.Series(unlikely))
 
 
-def _finding(part: _Part, row: dict[str, Any], sentence: str, numbers: dict[str, Any]) -> Finding:
+def _finding(part: Part, row: dict[str, Any], sentence: str, numbers: dict[str, Any]) -> Finding:
     place = place_of(row)
     return Finding(
-        cause="post-processing" if part.cause == "postprocess" else part.cause.replace(" ", "-"),
+        cause=_WORDS.get(part.phase, part.phase),
         scope="worker" if "worker" in place else "step",
         lost_sec=row["lost_sec"],
         sentence=sentence,

@@ -1,14 +1,15 @@
-"""Plant what costs time outside of requests: slow parts around the rollout, and gaps between steps."""
+"""Plant slow parts of a step outside of its requests."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from sglang_instrument.schema import kind_of
-from sglang_instrument.testing.causes.base import StepCause, WorkerCause
+from sglang_instrument.testing.causes.base import WorkerCause
 from sglang_instrument.testing.simulation.plan import StepPlan
 from sglang_instrument.testing.simulation.steps import PREPROCESS
 
 _OWN_WORDS: Final = frozenset({"preprocess", "broadcast", "cache"})
+_OTHER: Final = "post-processing"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,12 @@ class SlowPart(WorkerCause):
     def cause(self) -> str:  # type: ignore[override]  # depends on the part
         """The phase of the part; one word for all parts after the requests."""
         phase = kind_of(self.event).phase
-        return phase if phase in _OWN_WORDS else "post-processing"
+        return phase if phase in _OWN_WORDS else _OTHER
+
+    @classmethod
+    def words(cls) -> frozenset[str]:
+        """The words of all parts."""
+        return _OWN_WORDS | {_OTHER}
 
     @property
     def in_event(self) -> str:
@@ -34,17 +40,3 @@ class SlowPart(WorkerCause):
         """Slow the part down."""
         for worker in plan.of(self.worker):
             worker.parts[self.event] += self.seconds
-
-
-@dataclass(frozen=True)
-class Gap(StepCause):
-    """After `step` the trainer takes `seconds` longer, in the phase `event`."""
-
-    seconds: float = 600.0
-    event: str = "trainer_update_actor"
-    cause = "between-steps"
-    size = "seconds"
-
-    def plant(self, plan: StepPlan) -> None:
-        """Let the trainer take longer."""
-        plan.between_sec[self.event] += self.seconds

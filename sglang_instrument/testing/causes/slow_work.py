@@ -1,10 +1,35 @@
-"""Plant slow tools, rewards and interactions: of all requests, or a single call."""
+"""Plant engines, tools, rewards and interactions that are slow in all their calls."""
 
 from dataclasses import dataclass
 
 from sglang_instrument.testing.causes.base import WorkerCause
 from sglang_instrument.testing.simulation.plan import StepPlan
-from sglang_instrument.testing.simulation.workload import TOOLS, Request
+
+
+@dataclass(frozen=True)
+class SlowEngine(WorkerCause):
+    """The engine takes `factor` times as long."""
+
+    factor: float = 2.0
+    cause = "engine"
+    size = "factor"
+
+    def plant(self, plan: StepPlan) -> None:
+        """Slow the engine down."""
+        for engine in plan.engines_of(self.worker):
+            engine.factor *= self.factor
+
+
+@dataclass(frozen=True)
+class TwoSlowEngines(SlowEngine):
+    """The engines of `worker` and of the next take `factor` times as long."""
+
+    def plant(self, plan: StepPlan) -> None:
+        """Slow both engines down."""
+        if self.worker is not None:
+            for worker in (self.worker, self.worker + 1):
+                for engine in plan.engines_of(worker):
+                    engine.factor *= self.factor
 
 
 @dataclass(frozen=True)
@@ -50,37 +75,3 @@ class SlowInteractions(WorkerCause):
             for turn in request.turns:
                 if turn.reply_sec is not None:
                     turn.reply_sec += self.seconds
-
-
-@dataclass(frozen=True)
-class SlowCall(WorkerCause):
-    """A single call of one request of `worker` takes `seconds` longer.
-
-    `kind` is "engine", "tool" or "reward".
-    """
-
-    seconds: float = 30.0
-    kind: str = "tool"
-    cause = "slow-call"
-    size = "seconds"
-
-    @property
-    def in_event(self) -> str:
-        """The kind of the call."""
-        return self.kind
-
-    def plant(self, plan: StepPlan) -> None:
-        """Delay the call of a random request."""
-        requests = list(plan.requests_of(self.worker))
-        self._delay(plan.random(self.worker).choice(requests))
-
-    def _delay(self, request: Request) -> None:
-        turn = request.turns[0]
-        if self.kind == "reward":
-            request.reward_sec += self.seconds
-        elif self.kind == "engine":
-            turn.extra_sec += self.seconds
-        elif turn.tools:
-            turn.tools[0] = (turn.tools[0][0], turn.tools[0][1] + self.seconds)
-        else:
-            turn.tools, turn.reply_sec = [(TOOLS[0], self.seconds)], None

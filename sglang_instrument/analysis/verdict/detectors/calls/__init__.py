@@ -1,0 +1,1 @@
+"""Detectors that look at the calls within requests, and explain their time."""

@@ -1,0 +1,145 @@
+"""Find engines, tools, interactions and rewards that were slow: in a whole step, or on one worker."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.calls import KINDS, less_time
+from sglang_instrument.analysis.verdict.evidence.chance import Draws, chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.detector import (
+    Cause,
+    Explained,
+    Findings,
+    Precedence,
+    detector,
+)
+from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers, step_effects
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.work import UNITS, WORK_LIMITS, timed_calls, worker_medians
+
+_NAMED_IF: Final = (
+    "the median call was [slow for its kind](#slow-work): on most workers of the step, or on one"
+)
+_TURNS: Final = "the calls: `turns LOGS{step}{worker}`"
+#: Where to look at a slow engine, whatever else is known of it.
+LOOK_AT_ENGINE: Final = "`workers LOGS{step}{worker}`, `profile capture{workers}`"
+CAUSES: Final = (
+    Cause(
+        "engine",
+        "step, worker",
+        _NAMED_IF,
+        f"look at its GPU (clock, other processes), queue and cache: {LOOK_AT_ENGINE}",
+        advice_of_step="look at what the engines share: weights, settings, batch sizes, hosts; "
+        "`workers LOGS{step}`, `profile capture`",
+    ),
+    Cause(
+        "tool",
+        "step, worker",
+        _NAMED_IF,
+        f"{_TURNS}; look at what the tools share: a service, a sandbox, a limit of calls at once",
+    ),
+    Cause("interaction", "step, worker", _NAMED_IF, f"{_TURNS}; look at what the interactions share"),
+    Cause(
+        "reward",
+        "step, worker",
+        _NAMED_IF,
+        "look at what the rewards share: a service, a model, a pool; `requests LOGS{step}{worker}`",
+    ),
+)
+_CHANCE: Final = 1e-3  # largest allowed probability that random calls make any worker look this slow
+
+
+@detector(*CAUSES, precedence=Precedence.MOST_CALLS)
+def find_slow_work(evidence: Evidence) -> Findings:
+    """Yield a finding for each kind of work that was slow in the median of a worker's calls.
+
+    What most workers of a step share is explained before its workers are compared.
+    """
+    for kind in KINDS:
+        timed = timed_calls(evidence.calls, kind)
+        if timed.is_empty():
+            continue
+        slow = step_effects(worker_medians(timed), evidence.windows, WORK_LIMITS).slow
+        of_steps = list(_slow_steps(evidence, kind, timed, slow))
+        yield from of_steps
+        if of_steps:
+            timed = timed_calls(less_time(timed, [finding.calls for finding in of_steps]), kind)
+        yield from _slow_workers(evidence, kind, timed)
+
+
+def _slow_steps(
+    evidence: Evidence, kind: str, timed: pl.DataFrame, slow: pl.DataFrame
+) -> Iterator[Explained]:
+    if slow.is_empty():
+        return
+    calls = excess_of(timed.join(slow.select(*STEP, "excess"), on=STEP))
+    lost = evidence.worth(evidence.lost_in_requests(calls)).join(slow, on=STEP)
+    of_step = calls.partition_by(STEP, as_dict=True)
+    for row in lost.join(evidence.sizes, on=STEP).sort(STEP).iter_rows(named=True):
+        times = math.exp(row["excess"])
+        sentence = (
+            f"{where(row)}: {kind} time per {UNITS[kind]} was {times:.1f} times the usual"
+            f"{shared_by(row['having'], row['workers'])}; {seconds(row['lost_sec'])} lost"
+        )
+        finding = Finding(
+            cause=kind,
+            scope="step",
+            lost_sec=row["lost_sec"],
+            sentence=sentence,
+            **place_of(row),
+            event=kind,
+            evidence={"times": times},
+        )
+        yield Explained(finding, of_step[row["step"], row["validate"]])
+
+
+def _slow_workers(evidence: Evidence, kind: str, timed: pl.DataFrame) -> Iterator[Explained]:
+    groups = worker_medians(timed)
+    slow = _not_by_chance(timed, groups, slow_workers(groups, WORK_LIMITS))
+    if slow.is_empty():
+        return
+    calls = excess_of(timed.join(slow.select(*STEP_OF_WORKER, "excess"), on=STEP_OF_WORKER))
+    lost = evidence.worth(evidence.lost_by_each(evidence.late_by_requests(calls)))
+    of_worker = calls.partition_by(STEP_OF_WORKER, as_dict=True)
+    for row in lost.join(slow, on=STEP_OF_WORKER, maintain_order="left").iter_rows(named=True):
+        lost_sec, times = row["lost_sec"], math.exp(row["excess"])
+        sentence = (
+            f"{where(row)} took {times:.1f} times the {kind} time per {UNITS[kind]} of the other workers; "
+            f"{seconds(lost_sec)} lost"
+        )
+        finding = Finding(
+            cause=kind,
+            scope="worker",
+            lost_sec=lost_sec,
+            sentence=sentence,
+            **place_of(row),
+            event=kind,
+            evidence={"times": times, "calls": row["calls"]},
+        )
+        yield Explained(finding, of_worker[row["step"], row["validate"], row["worker"]])
+
+
+def _not_by_chance(timed: pl.DataFrame, groups: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+    """Return the slow workers most of whose calls are hardly drawn from those of all others.
+
+    Each call is measured against what most workers of its step share. A worker that is slow in a step counts
+    neither against itself nor against others that are slow there: one cause may slow several workers.
+    """
+    if slow.is_empty():
+        return slow
+    shared = groups.group_by(STEP).agg(shared=pl.col("value").quantile(0.5, "lower"))
+    off = timed.join(shared, on=STEP).select(*STEP_OF_WORKER, off=(pl.col("log") - pl.col("shared")).exp())
+    draws, of_slow = Draws(off["off"]), off.join(slow, on=STEP_OF_WORKER, how="semi")
+    chances = {}
+    for (worker,), mine in slow.join(shared, on=STEP).group_by("worker"):
+        alike = of_slow.join(mine, on=STEP, how="semi")["off"].sort().to_numpy()
+        for row in mine.iter_rows(named=True):
+            share = draws.chance_to_reach(math.exp(row["reached"] - row["shared"]), alike)
+            chance = chance_of_so_many(row["calls"] // 2 + 1, row["calls"], share)
+            chances[row["step"], row["validate"], worker] = chance
+    unlikely = [chances[key] * len(groups) < _CHANCE for key in slow.select(STEP_OF_WORKER).iter_rows()]
+    return slow.filter(pl.Series(unlikely))

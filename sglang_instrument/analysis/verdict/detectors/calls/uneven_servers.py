@@ -1,0 +1,135 @@
+"""Find steps in which one server got far more conversations than chance explains, and made them wait."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.detector import (
+    Cause,
+    Explained,
+    Findings,
+    Precedence,
+    detector,
+)
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.routed import NOT_PLANTED, in_step_of, lost_by
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+
+UNEVEN_SERVERS: Final = Cause(
+    "uneven-servers",
+    "step",
+    "one server got more conversations than chance explains and 1.3 times the mean time in calls, and "
+    "[its calls took longer](#servers-and-their-caches)",
+    "look at the router: its policy, its limits of imbalance, the servers that it knows; "
+    "`servers LOGS{step} --over-time`",
+    not_planted=NOT_PLANTED,
+)
+_UNEVEN: Final = 1.3  # times the mean time in calls of all servers
+_CHANCE: Final = 1e-3
+
+
+@detector(UNEVEN_SERVERS, precedence=Precedence.SERVER)
+def find_uneven_servers(evidence: Evidence) -> Findings:
+    """Yield a finding for each step in which one server got far more conversations, and made them wait.
+
+    Servers that had joined later, or had left before, do not count in a step.
+    """
+    calls = _shared(evidence).drop_nulls(["server", "call_sec"])
+    lives = calls.group_by("server").agg(pl.col("start_us").min(), pl.col("end_us").max())
+    homes = calls.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("server").mode().sort().first())
+    steps = [(part, _lived(lives, part)) for _, part in calls.group_by(STEP, maintain_order=True)]
+    whole = [in_step_of(homes, part) for part, servers in steps if servers == len(lives)]
+    of_run = _unlikely(pl.concat(whole), len(lives), 1) if whole else set()
+    for part, servers in steps:
+        own = in_step_of(homes, part)
+        spent = part.group_by("server").agg(sec=pl.col("call_sec").sum()).sort("sec", "server")
+        busiest, most_sec = spent.row(-1)
+        is_uneven = servers > 1 and most_sec * servers > _UNEVEN * float(spent["sec"].sum())
+        if is_uneven and busiest in of_run | _unlikely(own, servers, len(evidence.windows)):
+            yield from _uneven(evidence, part, own, busiest, servers)
+
+
+def _lived(lives: pl.DataFrame, part: pl.DataFrame) -> int:
+    """Return how many servers had calls before the end of a step, and after its begin."""
+    return len(
+        lives.filter(pl.col("start_us") <= part["end_us"].max(), pl.col("end_us") >= part["start_us"].min())
+    )
+
+
+def _unlikely(homes: pl.DataFrame, servers: int, tries: int) -> set[str]:
+    """Return the servers of which chance does not explain how many conversations they got."""
+    counts = homes.group_by("server").len().iter_rows()
+    return {
+        name
+        for name, had in counts
+        if chance_of_so_many(had, len(homes), 1 / servers) * servers * tries < _CHANCE
+    }
+
+
+def _uneven(
+    evidence: Evidence, part: pl.DataFrame, homes: pl.DataFrame, busiest: str, servers: int
+) -> Iterator[Explained]:
+    had, of = len(homes.filter(server=busiest)), len(homes)
+    late = _longer(part, busiest, servers)
+    lost = lost_by(evidence, late)
+    if lost is None:
+        return
+    lost_sec, calls = lost
+    row = {name: part[name][0] for name in STEP}
+    own_queue, others_queue = _queued(part, busiest)
+    waited = ""
+    if own_queue is not None and others_queue is not None:
+        waited = f", and its calls queued {seconds(own_queue)} ({seconds(others_queue)} elsewhere)"
+    sentence = (
+        f"{where(row)}: {busiest} got {had} of {of} conversations, of {servers} servers{waited}; "
+        f"{seconds(lost_sec)} lost"
+    )
+    numbers = {
+        "server": busiest,
+        "conversations": had,
+        "of": of,
+        "servers": servers,
+        "queue_sec": own_queue,
+        "others_queue_sec": others_queue,
+    }
+    finding = Finding(
+        UNEVEN_SERVERS.name, "step", lost_sec, sentence, **place_of(row), event="engine", evidence=numbers
+    )
+    yield Explained(finding, calls)
+
+
+def _queued(part: pl.DataFrame, busiest: str) -> tuple[float | None, float | None]:
+    """Return how long calls queued at the busiest server, and at the others, on average."""
+    queues: Any = part.select(
+        own=pl.col("queue_sec").filter(pl.col("server") == busiest).mean(),
+        others=pl.col("queue_sec").filter(pl.col("server") != busiest).mean(),
+    ).row(0)
+    return queues[0], queues[1]
+
+
+def _longer(part: pl.DataFrame, busiest: str, servers: int) -> pl.DataFrame:
+    """Return the calls of the busiest server with what they took longer than on the average server.
+
+    A server without any call in the step would have had no queue.
+    """
+    queue = part["queue_sec"].is_not_null().any()
+    running = pl.col("call_sec") - pl.col("queue_sec").fill_null(0.0)
+    rated = part.with_columns(running_sec=running, rate=running / (pl.col("completion_tokens") + 1))
+    usual = rated.group_by("server").agg(pl.col("queue_sec").mean(), pl.col("rate").median()).sort("server")
+    mean_queue = float(usual["queue_sec"].sum() or 0.0) / servers if queue else 0.0
+    mean_rate: Any = usual["rate"].mean()
+    own: Any = usual.filter(server=busiest)["rate"].item()
+    slower = max(0.0, 1 - mean_rate / own) if mean_rate is not None and own else 0.0
+    waited = (pl.col("queue_sec").fill_null(0.0) - mean_queue).clip(lower_bound=0.0)
+    late = rated.filter(server=busiest).with_columns(excess_sec=waited + pl.col("running_sec") * slower)
+    return late.filter(pl.col("excess_sec") > 0)
+
+
+def _shared(evidence: Evidence) -> pl.DataFrame:
+    """Return the calls of workers that use several servers; where each has its own, nothing is routed."""
+    calls = evidence.served
+    several = pl.col("server").drop_nulls().n_unique().over("worker") > 1
+    return calls.filter(several)

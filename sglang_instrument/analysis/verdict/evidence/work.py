@@ -1,0 +1,29 @@
+"""Measure how slow the work of workers was for its kind: the median of their calls over the usual time."""
+
+import polars as pl
+
+from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.effects import Limits
+
+WORK_LIMITS = Limits(times=1.1, spread=0.015)
+#: What the sentences count the time of a kind of work by.
+UNITS = {"engine": "token", "tool": "turn", "interaction": "request", "reward": "request"}
+
+
+def timed_calls(calls: pl.DataFrame, kind: str) -> pl.DataFrame:
+    """Return the calls of a kind with `log`: the logarithm of their time over the usual."""
+    timed = calls.filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0) & (pl.col("sec") > 0))
+    return timed.with_columns(log=(pl.col("sec") / pl.col("usual_sec")).log())
+
+
+def worker_medians(timed: pl.DataFrame) -> pl.DataFrame:
+    """Return the median of the calls of each worker in each step, as a logarithm of times the usual.
+
+    Args:
+        timed: As `timed_calls` returns them.
+    """
+    return (
+        timed.group_by(STEP_OF_WORKER)
+        .agg(value=pl.col("log").median(), reached=pl.col("log").quantile(0.5, "lower"), calls=pl.len())
+        .sort(STEP_OF_WORKER)
+    )

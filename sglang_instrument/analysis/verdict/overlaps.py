@@ -1,0 +1,38 @@
+"""Let the detectors look, and decide which of them explains the time that several could.
+
+This is the one place that decides what overlaps. Detectors look by their precedence: a level sees the calls
+without the time that the findings of earlier levels explain, and all detectors of a level see the same calls.
+So their order within a level, and the order in which they are given, change nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from sglang_instrument.analysis.verdict.detectors import DETECTORS, JOINERS
+from sglang_instrument.analysis.verdict.evidence.detector import Detector, Explained, Joiner
+from sglang_instrument.analysis.verdict.evidence.finding import Finding
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+
+
+def findings_in(
+    evidence: Evidence, detectors: Iterable[Detector] = DETECTORS, joiners: Sequence[Joiner] = JOINERS
+) -> list[Finding]:
+    """Return what the detectors find, in the order of their precedence and their names.
+
+    Args:
+        evidence: The evidence. It is not changed.
+        detectors: The detectors, in any order.
+        joiners: What puts one finding in the place of several.
+    """
+    has_steps = not evidence.windows.is_empty()
+    able = (detector for detector in detectors if has_steps or not detector.needs_steps)
+    ordered = sorted(able, key=lambda detector: (detector.precedence, detector.name))
+    findings: list[Finding] = []
+    for _, level in groupby(ordered, key=lambda detector: detector.precedence):
+        answers = [answer for detector in level for answer in detector(evidence)]
+        explained = [answer.calls for answer in answers if isinstance(answer, Explained)]
+        findings += [answer.finding if isinstance(answer, Explained) else answer for answer in answers]
+        evidence = evidence.without(explained)
+    for joiner in joiners if has_steps else ():
+        findings = joiner.join(findings, evidence)
+    return findings
