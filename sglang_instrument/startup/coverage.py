@@ -17,7 +17,7 @@ _DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer
 
 def coverage_of(table: Table, sites: Iterable[Site]) -> str:
     """Return how many events of a table will be recorded; "" if its trainer is not installed."""
-    expected = [site for site in sites if site.expected]
+    expected = [site for site in sites if site.expected and not site.region.settings]
     if not (expected and _is_here(table)):
         return ""
     events = {site.region.event for site in expected}

@@ -23,12 +23,13 @@ from sglang_instrument.patching.rewriting.patcher import Patcher
 from sglang_instrument.patching.rewriting.sites import Site
 from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import Table
+from sglang_instrument.recording import configuration
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.keep.presence import Presence
 from sglang_instrument.recording.measure import identity, open_spans, ray_actor, spans
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
-from sglang_instrument.startup import run_ids
+from sglang_instrument.startup import machine, run_ids
 from sglang_instrument.startup.coverage import coverage_of, packages_outside
 from sglang_instrument.startup.hand_over import HandOver
 from sglang_instrument.startup.ray_workers import RayInit
@@ -109,6 +110,7 @@ class Session:
             try:
                 self.recorder.stop()
             finally:
+                configuration.forget_settings()
                 self._restore_environment()
                 self._await_threads(ends)
 
@@ -203,6 +205,8 @@ class Session:
             "native": native.ON,
             "native_reason": native.REASON,
             "settings": {name: without_user(text) for name, text in self.config.environment().items()},
+            "machine": machine.described(),
+            **configuration.described_configuration(),
             "records": self.recorder.counts(),
             "patches": self._answers(),
             "notices": notices.noticed(),

@@ -18,6 +18,7 @@ from sglang_instrument.patching.probes.region_spans import (
     begin_simple_run,
     begin_span,
 )
+from sglang_instrument.patching.probes.settings_probe import SettingsProbe
 from sglang_instrument.patching.probes.step_counter import new_request_id
 from sglang_instrument.patching.probes.tracker_probe import TrackerProbe
 from sglang_instrument.patching.tables.regions import Origin, Region
@@ -73,9 +74,11 @@ def probes_for(regions: Iterable[Region]) -> Callable[[Region], contract.ProbeCo
     wanted = wanted_events(regions)
 
     def make(region: Region) -> contract.ProbeContract:
-        return (
-            TrackerProbe(region) if region.tracker is not None else make_probe(region, region.event in wanted)
-        )
+        if region.settings:
+            return SettingsProbe(region)
+        if region.tracker is not None:
+            return TrackerProbe(region)
+        return make_probe(region, region.event in wanted)
 
     return make
 

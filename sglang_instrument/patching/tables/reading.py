@@ -44,10 +44,12 @@ _PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "regio
 _ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block", "call", "entering"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
-    *("enter", "exit", "always", "bind", "process", "when", "ends", "capture", "tracker"),
+    *("enter", "exit", "always", "bind", "process", "when", "ends", "capture", "tracker", "settings"),
 }
 #: The keys that a region with `tracker` may have: it records nothing.
 _WITH_TRACKER: Final = _ANCHOR_KEYS - {"call", "entering"} | {"event", "phase", "requires", "tracker"}
+#: The keys that a region with `settings` may have, for the same reason.
+_WITH_SETTINGS: Final = _WITH_TRACKER - {"tracker"} | {"settings"}
 _TRACKER_KEYS: Final = frozenset({"data", "step", "late", "late_to"})
 #: Ids of the whole process that a region may set.
 OF_PROCESS: Final = ("role", "worker", "tp")
@@ -178,6 +180,7 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         sync=entry.flag("sync"),
         phase=cast("Phase | None", entry.choice("phase", PHASES)),
         tracker=_parse_tracker(entry),
+        settings=_parse_settings(entry),
         requires=_parse_requires(entry, requires),
     )
     for name in region.bind:
@@ -216,6 +219,22 @@ def _parse_tracker(entry: Entry) -> Mapping[str, str] | None:
     if not given.get("data", "data").isidentifier():
         raise tracker.error(f"data must be the name of a local, got {given['data']!r}")
     return given
+
+
+def _parse_settings(entry: Entry) -> Mapping[str, str]:
+    """Return the objects whose settings a region keeps, by name; none if it measures an event."""
+    if "settings" not in entry:
+        return {}
+    for key in _REGION_KEYS - _WITH_SETTINGS:
+        if key in entry:
+            raise entry.error(f"{key} has no meaning with settings, which records no event")
+    holders = entry.expressions("settings")
+    for name, path in holders.items():
+        if not all(part.isidentifier() for part in path.split(".")):
+            raise entry.error(
+                f"settings.{name} must be a local, or its attributes: 'self.config', got {path!r}"
+            )
+    return holders
 
 
 def _parse_requires(entry: Entry, around: Requirement | None) -> Requirement | None:

@@ -45,6 +45,7 @@ class Region:
     together with `exit`, and also after an exception. The probe records a run only if `when` is true, and
     only in processes in which `leader` is true. A generator region ends at the item for which `ends` is true.
     A region with `tracker` records nothing: where it begins, it adds numbers of finished steps to a local.
+    A region with `settings` records nothing either: where it begins, it keeps the settings in locals.
     """
 
     origin: Origin
@@ -67,12 +68,18 @@ class Region:
     sync: bool | None = None
     phase: Phase | None = None
     tracker: Mapping[str, str] | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
     requires: Requirement | None = None
 
     @property
     def is_whole_body(self) -> bool:
         """Whether the region is the whole function, so that a wrapper can measure it."""
-        return not any(self.anchors) and self.tracker is None
+        return not any(self.anchors) and self.makes_event
+
+    @property
+    def makes_event(self) -> bool:
+        """Whether the region records an event, and does not only read settings or feed a tracker."""
+        return self.tracker is None and not self.settings
 
     @property
     def is_expression(self) -> bool:

@@ -21,7 +21,7 @@ def validate(policy_generation, val_dataloader, tokenizer, val_task_to_env, step
     return {}, {}
 
 
-def grpo_train(policy, policy_generation, steps):
+def grpo_train(policy, policy_generation, steps, master_config):
     total_steps = 0
     while total_steps < steps:
         with timer.time("total_step_time"):
@@ -45,7 +45,7 @@ def grpo_train(policy, policy_generation, steps):
         total_steps += 1
 
 
-def async_grpo_train(policy, policy_generation, steps):
+def async_grpo_train(policy, policy_generation, steps, master_config):
     step = 0
     while step < steps:
         with timer.time("total_step_time"):
