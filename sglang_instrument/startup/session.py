@@ -23,13 +23,13 @@ from sglang_instrument.patching.rewriting.patcher import Patcher
 from sglang_instrument.patching.rewriting.sites import Site
 from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import Table
-from sglang_instrument.recording import configuration
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.keep.presence import Presence
 from sglang_instrument.recording.measure import identity, open_spans, ray_actor, spans
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
-from sglang_instrument.startup import machine, run_ids
+from sglang_instrument.recording.settings import configuration, machine
+from sglang_instrument.startup import run_ids
 from sglang_instrument.startup.coverage import coverage_of, packages_outside
 from sglang_instrument.startup.hand_over import HandOver
 from sglang_instrument.startup.ray_workers import RayInit

@@ -6,7 +6,7 @@ from planted import plant, snapshot, table
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.probes.probe import probes_for
 from sglang_instrument.patching.rewriting.patcher import Patcher
-from sglang_instrument.recording.configuration import described_configuration, forget_settings
+from sglang_instrument.recording.settings.configuration import described_configuration, forget_settings
 from sglang_instrument.testing import records
 
 SOURCE = """

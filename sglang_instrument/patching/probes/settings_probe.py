@@ -7,9 +7,9 @@ from typing import Any
 
 from sglang_instrument.patching.pickling import NO_PROBE, Reduced, reduce_with_stand_in
 from sglang_instrument.patching.tables.regions import Region
-from sglang_instrument.recording.configuration import keep_settings
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.safety.static_lookup import stored_attribute
+from sglang_instrument.recording.settings.configuration import keep_settings
 
 
 class SettingsProbe:

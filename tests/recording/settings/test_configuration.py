@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sglang_instrument.recording.configuration import (
+from sglang_instrument.recording.settings.configuration import (
     described_configuration,
     forget_settings,
     keep_settings,
