@@ -28,3 +28,15 @@ def listed(names: Sequence[str], most: int) -> str:
     """Return names in one line, of many the first ones: "worker 0, worker 1 and 6 more"."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def duration(sec: float) -> str:
+    """Return a duration for people: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if sec < 9.95:
+        return f"{sec:.1f} s"
+    whole = round(sec)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -27,7 +27,10 @@ STEP_CLOSED: Final = "step_closed"
 LOG_CLOSED: Final = "log_closed"
 OPEN_SPANS: Final = "open_spans"
 OPEN_NOW: Final = "open_now"
-CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS, OPEN_NOW})
+OPEN_BLOCK: Final = "open_block"
+#: A record of an event loop that was blocked; `open_block` tells of it while it is.
+LOOP_BLOCK: Final = "event_loop_block"
+CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS, OPEN_NOW, OPEN_BLOCK})
 #: Instant events of a trainer: the samples that it took for training, and those that it threw away.
 SAMPLES_CONSUMED: Final = "samples_consumed"
 SAMPLES_DROPPED: Final = "samples_dropped"

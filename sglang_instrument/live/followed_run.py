@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -13,12 +14,14 @@ from sglang_instrument.live.counting.endings import MOST_STEPS
 from sglang_instrument.live.counting.liveness import Liveness
 from sglang_instrument.live.counting.tail import Tail
 from sglang_instrument.live.forecaster import Forecaster
-from sglang_instrument.live.problems import Now
+from sglang_instrument.live.outside.views import Views
+from sglang_instrument.live.problems.moment import Now
+from sglang_instrument.live.problems.silence import suspects
 from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepDone, StepNow
 from sglang_instrument.live.words import duration
 from sglang_instrument.plain_text import plain
 
-_ALIVE_EVERY_SEC: Final = 5.0
+_ALIVE_EVERY_SEC: Final = 2.0
 _OVER_SEC: Final = 3600.0  # without a line, a run whose processes cannot be asked is over
 _MOST_SHOWN: Final = 60  # finished steps, beside the one in progress
 _FORECAST_EVERY_SEC: Final = 2.0
@@ -50,6 +53,7 @@ class FollowedRun:
         self._with_now = with_now
         self._counts = Counts(run_id or "")
         self._liveness = Liveness(folder)
+        self._views = Views()
         self._analyst = Analyst(folder) if with_done else None
         self._next_alive = 0.0
         self._failed: str | None = None
@@ -77,11 +81,26 @@ class FollowedRun:
             self._begin_run()
         if self._with_now and now >= self._next_alive:
             self._next_alive = now + _ALIVE_EVERY_SEC
-            self._liveness.look(self._counts.members)
+            self.look_outside(now)
         if not self.tail.more:
             self._take_done(now)
             self._finish_steps(now)
         return self.tail.more
+
+    def look_outside(self, now: float) -> bool:
+        """Look at the processes from outside: which are alive, and what those do that are silent.
+
+        Returns:
+            Whether any is silent: a second look tells more of it.
+        """
+        self._liveness.look(self._counts.members)
+        moment = Now(self._counts, now, wall_us(), self._liveness.alive, self._ended(now) is not None)
+        pids = self._liveness.pids
+        silent = {
+            stem: pids[stem] for _, process, _ in suspects(moment) for stem in process.stems if stem in pids
+        }
+        self._views.look(silent)
+        return bool(silent)
 
     def snapshot(self, now: float) -> Snapshot:
         """Return what is known."""
@@ -90,23 +109,35 @@ class FollowedRun:
         if not self._with_now:
             return Snapshot(str(self.folder), self._counts.run_id, wall_us(), done=done, problems=own)
         done = done[-_MOST_SHOWN:]
-        counts, ended = self._counts, self._ended(now)
-        moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
+        counts, ended, at_us = self._counts, self._ended(now), wall_us()
+        over_sec = 0.0 if ended is None else self._silent_sec(now)  # ages stop with the last line
+        ended_us = None if ended is None else at_us - round(over_sec * 1e6)
+        moment = Now(
+            counts,
+            now - over_sec,
+            at_us if ended_us is None else ended_us,
+            self._liveness.alive,
+            ended is not None,
+            self._views.of,
+        )
         step = counts.newest()
         in_progress = snapshots.step_now(moment, step, done)
         if in_progress is not None and ended is None:
             in_progress = replace(in_progress, forecast=self._forecast_of(moment, step, in_progress))
         problems = (*snapshots.problems_now(moment, step, in_progress), *own)
+        if in_progress is not None and _stands_still(problems):
+            in_progress = replace(in_progress, forecast=_without_end(in_progress.forecast))
         return Snapshot(
             logs=str(self.folder),
             run_id=counts.run_id,
-            at_us=moment.at_us,
+            at_us=at_us,
             step=in_progress,
             done=done,
             problems=problems,
             workers=snapshots.workers_now(moment, step, problems),
             totals=snapshots.totals_of(moment),
             ended=ended,
+            ended_us=ended_us,
             waiting=self._nothing_yet(),
             behind_sec=self.tail.behind_sec(),
             catching_up=self.tail.more,
@@ -242,6 +273,17 @@ class FollowedRun:
                 )
                 self._rests_until = now + min(rest_sec, _LONGEST_REST_SEC)
         self._done = {key: self._done[key] for key in sorted(self._done)[-MOST_STEPS:]}
+
+
+def _stands_still(problems: Sequence[Problem]) -> bool:
+    return any(problem.kind in ("hang", "death") for problem in problems)
+
+
+def _without_end(forecast: Forecast | None) -> Forecast | None:
+    """Return the part of a forecast that holds where something stands still: which requests will not end."""
+    if forecast is None or not forecast.will_not_end:
+        return None
+    return replace(forecast, decides=None, decides_share=0.0)
 
 
 def _earlier_steps(folder: Path, known: set[str], since: float) -> list[str]:

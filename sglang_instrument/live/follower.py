@@ -21,6 +21,7 @@ _PAUSES: Final = 4  # times what a round costs
 _LONGEST_SEC: Final = 1.5
 _FIND_EVERY_SEC: Final = 5.0  # whether a newer run began beside this one
 _LOOKED_AT: Final = 4  # folders of a run, those of the highest steps
+_SECOND_LOOK_SEC: Final = 1.0  # at silent processes, by the only look at a run
 _HANGS_SEC: Final = 5.0  # a disk that takes longer for one file hangs
 
 
@@ -121,6 +122,9 @@ class Follower:
                 pass
             if self._run is not None:
                 self._run.wait_for_done()
+                if self._run.look_outside(time.monotonic()):
+                    time.sleep(_SECOND_LOOK_SEC)
+                    self._run.look_outside(time.monotonic())
             self.round()
         except Exception as error:  # for the caller
             failures.append(error)

@@ -6,7 +6,7 @@ from sglang_instrument.live.counting.counts import Counts, StepKey, WorkerKey
 from sglang_instrument.live.counting.parts import Part
 from sglang_instrument.live.forecasting.forecast import MOST_STEPS, History, forecast
 from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
-from sglang_instrument.live.problems import Now, open_now_of
+from sglang_instrument.live.problems.moment import Now, open_now_of
 from sglang_instrument.live.snapshots import rollouts
 from sglang_instrument.live.state import Forecast
 from sglang_instrument.plain_text import plain

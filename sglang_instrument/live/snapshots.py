@@ -4,12 +4,16 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
 from sglang_instrument.live.counting.parts import Part
-from sglang_instrument.live.problems import Now, barrier_sec, is_dead, open_now_of, problems_of
+from sglang_instrument.live.problems.deaths import is_dead
+from sglang_instrument.live.problems.every import losses, standstills
+from sglang_instrument.live.problems.hangs import barrier_sec
+from sglang_instrument.live.problems.moment import Now, open_now_of
 from sglang_instrument.live.state import (
     KINDS,
     OfWorker,
@@ -136,7 +140,8 @@ def oldest_of(key: WorkerKey, part: Part, now_us: int, most: int) -> Iterator[Op
         age_sec = one.age_sec + max(0.0, (now_us - said.at_us) / 1e6) if said else 0.0
         request_id = None if one.request_id is None else plain(one.request_id)
         tokens = known.tokens if known else None
-        yield OpenRequest(request_id, worker, one.turn, plain(one.event), age_sec, tokens, role)
+        tool = None if one.tool is None else plain(one.tool)
+        yield OpenRequest(request_id, worker, one.turn, plain(one.event), age_sec, tokens, role, tool)
     if said is not None and part.known_open > said.requests + said.uncounted:
         return  # some of those known to be open ended without a record
     others = ((name, one) for name, one in part.open_requests() if name not in named)
@@ -248,12 +253,10 @@ def totals_of(now: Now) -> Totals:
 
 
 def problems_now(now: Now, step: StepKey | None, in_progress: StepNow | None) -> list[Problem]:
-    """Return what goes wrong in the run."""
-    found = [
-        Problem(one.kind, one.since_us, one.worker, one.step, plain(one.sentence), one.role)
-        for one in problems_of(now, step)
-    ]
-    return [*found, *_will_not_end(now, in_progress, found)]
+    """Return what goes wrong in the run, causes before their consequences."""
+    stand = standstills(now, step)
+    problems = [*stand, *_will_not_end(now, in_progress, stand), *losses(now)]
+    return [replace(problem, sentence=plain(problem.sentence)) for problem in problems]
 
 
 def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> Iterator[Problem]:

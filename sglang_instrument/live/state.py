@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from sglang_instrument.live.forecasting.result import Forecast as Forecast
+from sglang_instrument.live.problems.problem import Problem as Problem
 
 #: Where an open request, or the worker itself, is: the keys of `StepNow.open` and `WorkerNow.open`, in the
 #: order in which they are shown. `engine` is a generation call of which no scheduler tells whether it queues,
@@ -15,7 +16,6 @@ KINDS: Final = (
 )
 
 WorkerState = Literal["runs", "waits", "hangs", "dead", "ended"]
-ProblemKind = Literal["hang", "death", "loss", "follower"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class OpenRequest:
         worker: The rank of its worker.
         turn: Its turn, 0-based; None where unknown.
         event: The innermost span that is open, such as "tool_execution"; None where unknown.
+        tool: The name of the tool that this span runs; None where it runs none, or is not known.
         age_sec: Since its begin.
         tokens: Generated so far, where known.
         role: The role of its worker.
@@ -39,6 +40,7 @@ class OpenRequest:
     age_sec: float
     tokens: int | None = None
     role: str = "worker"
+    tool: str | None = None
 
 
 @dataclass(frozen=True)
@@ -130,26 +132,6 @@ class StepDone:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Something that a person should know now; each is listed once, while it lasts.
-
-    Attributes:
-        kind: "hang", "death", "loss" (records), or "follower" (what the follower cannot read).
-        since_us: When it began, Unix epoch in microseconds.
-        worker, step: Where; None where it concerns no single one.
-        sentence: What to tell.
-        role: The role of the worker.
-    """
-
-    kind: ProblemKind
-    since_us: int
-    worker: int | None
-    step: int | None
-    sentence: str
-    role: str = "worker"
-
-
-@dataclass(frozen=True)
 class OfWorker:
     """Counters of one process since the run began; they only grow.
 
@@ -186,6 +168,7 @@ class Snapshot:
         workers: In order of role and rank.
         totals: Counters by process.
         ended: Why no more comes, such as "no process of the run is alive"; None while it runs.
+        ended_us: When the last line was written, if it ended: ages of problems stop there.
         waiting: What the follower still waits for, such as "logs/x: no such folder yet"; None once it reads.
         behind_sec: How far its reading is behind the files.
         catching_up: Whether more was there than one round reads, so that all counts are still too low.
@@ -200,9 +183,15 @@ class Snapshot:
     workers: tuple[WorkerNow, ...] = ()
     totals: Totals = field(default_factory=dict)
     ended: str | None = None
+    ended_us: int | None = None
     waiting: str | None = None
     behind_sec: float = 0.0
     catching_up: bool = False
+
+    @property
+    def until_us(self) -> int:
+        """Until when something that stands still has lasted: now, or the end of the run."""
+        return self.at_us if self.ended_us is None else self.ended_us
 
     @property
     def hangs(self) -> bool:

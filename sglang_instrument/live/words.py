@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sglang_instrument.live.state import OpenRequest, Problem, Snapshot, StepDone, StepNow, WorkerNow
+from sglang_instrument.plain_text import duration as duration
 from sglang_instrument.plain_text import listed
 from sglang_instrument.sparkline import sparkline
 
@@ -12,18 +13,6 @@ _PARTS: Final = 6  # of the ledger that are shown; the others are summed up
 _NAMED: Final = 3  # of many requests
 _REST: Final = "rest"
 _UUID: Final = re.compile(r"\b([0-9a-f]{8})-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b")
-
-
-def duration(sec: float) -> str:
-    """Return a duration for people: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
-    if sec < 9.95:
-        return f"{sec:.1f} s"
-    whole = round(sec)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def named_step(step: StepNow | StepDone) -> str:
@@ -93,6 +82,11 @@ def worker_state(one: WorkerNow) -> str:
 def request_turn(one: OpenRequest) -> int | None:
     """Return the turn of a request as people count, from 1."""
     return None if one.turn is None else one.turn + 1
+
+
+def request_event(one: OpenRequest) -> str | None:
+    """Return the innermost span in which a request is, with its tool: "tool_call search"."""
+    return one.event if one.event is None or one.tool is None else f"{one.event} {one.tool}"
 
 
 def ledger_rows(done: Sequence[StepDone], steps: int) -> list[tuple[str, str, float]]:

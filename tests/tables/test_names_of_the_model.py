@@ -28,3 +28,15 @@ def test_the_name_of_a_tool_that_a_reply_calls_is_looked_up():
     for table, field in fields:
         for value in field.alternatives:
             assert not isinstance(value, Path) or value.registry is not None, (table, field.text)
+
+
+def test_the_name_of_a_tool_is_read_when_its_span_begins():
+    """A tool that hangs is named while it does: fields of `exit` are unknown until then."""
+    at_exit = [
+        (table.name, region.event)
+        for table in load_tables(None, [])
+        for patch in table.patches
+        for region in patch.regions
+        if not {"tool", "tools"}.isdisjoint(region.exit)
+    ]
+    assert at_exit == []

@@ -6,7 +6,9 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
-from sglang_instrument.analysis.reading.files import LOOP_BLOCK, File, controls_of
+from sglang_instrument.analysis.reading.files import Control, File, controls_of
+from sglang_instrument.analysis.reading.last_open import place_of, still_blocked
+from sglang_instrument.schema import LOOP_BLOCK
 
 _LEAST_SEC: Final = 2.0
 _TIMES_THE_USUAL: Final = 10.0
@@ -21,6 +23,7 @@ _BLOCK: Final = {
     "worker": pl.Int64,
     "at_us": pl.Int64,
     "blocked_sec": pl.Float64,
+    "still": pl.Boolean,
     "in_span": pl.String,
     "culprit": pl.String,
 }
@@ -143,27 +146,30 @@ def loop_blocks(files: Sequence[File]) -> pl.DataFrame:
     """Return the blocks of event loops, the longest first, in all roles: trainers have event loops, too.
 
     Returns:
-        role, step, validate, worker; at_us: when the block ended; blocked_sec; in_span: the open span, if
-        known; culprit: the innermost sampled frame, its path shortened to folder and file.
+        role, step, validate, worker; at_us: when the block ended, or was last reported; blocked_sec; still:
+        whether its end is unknown; in_span: the open span, if known; culprit: the program's innermost sampled
+        frame, else the innermost of all, its path shortened to folder and file.
     """
-    rows = []
-    for file, block in controls_of(files, LOOP_BLOCK):
-        place = file.place
-        if place is not None:
-            stack = block.extra.stack or []
-            rows.append(
-                {
-                    "role": place.role,
-                    "step": place.step,
-                    "validate": place.validate,
-                    "worker": place.worker,
-                    "at_us": block.time_us,
-                    "blocked_sec": block.duration_sec or 0.0,
-                    "in_span": block.extra.in_span,
-                    "culprit": _frame(str(stack[-1])) if stack else None,
-                }
-            )
+    rows = [_block(file, block) for file, block in controls_of(files, LOOP_BLOCK)]
+    rows += [{**_block(file, block), "still": True} for file, block in still_blocked(files)]
+    rows = [row for row in rows if row["role"] is not None]
     return pl.DataFrame(rows, schema=_BLOCK).sort("blocked_sec", "at_us", descending=[True, False])
+
+
+def _block(file: File, block: Control) -> dict[str, Any]:
+    place = file.place
+    frame = place_of({"place": block.extra.place, "stack": block.extra.stack})
+    return {
+        "role": place and place.role,
+        "step": place and place.step,
+        "validate": place and place.validate,
+        "worker": place and place.worker,
+        "at_us": block.time_us,
+        "blocked_sec": block.duration_sec or block.extra.age_sec or 0.0,
+        "still": False,
+        "in_span": block.extra.in_span,
+        "culprit": None if frame is None else _frame(frame),
+    }
 
 
 def _frame(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Final
 from sglang_instrument.analysis.reading.files import last_open_reports
 from sglang_instrument.analysis.run.opening import Run
 
-_OF_SPANS: Final = ("event", "request_id", "turn", "age_sec", "stack")
+_OF_SPANS: Final = ("event", "tool", "request_id", "turn", "age_sec", "place", "stack")
 
 
 def unended_spans(run: Run) -> list[dict[str, Any]]:
@@ -14,8 +14,10 @@ def unended_spans(run: Run) -> list[dict[str, Any]]:
     Those of a child that was killed are there, too, though other children went on writing to its file.
 
     Returns:
-        file; pid of such a child, None for others; event; request_id and turn, None where none was bound;
-        age_sec when it was reported; stack: the frames in which it stood, the innermost last.
+        file; pid of such a child, None for others; event; tool, None where none was named; request_id and
+        turn, None where none was bound; age_sec when it was reported; place: the program's innermost frame,
+        outside the standard library and installed packages; stack: the frames in which it stood, the
+        innermost last.
     """
     reports = [
         (file, None, control.extra.spans or [])

@@ -11,8 +11,6 @@ from sglang_instrument.analysis.reading.launches import Launch, launches_in
 from sglang_instrument.analysis.reading.lines import Extra
 from sglang_instrument.schema import EVENTS, LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
-#: Not a control record, but kept with them, because its stack has no column.
-LOOP_BLOCK: Final = "event_loop_block"
 #: Events and keys that most files lack, of which some answers look for every line.
 TRACKED: Final = frozenset(
     {name for name, kind in EVENTS.items() if kind.phase == "weights" or name.startswith("scheduler_")}

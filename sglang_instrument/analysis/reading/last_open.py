@@ -8,10 +8,19 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from sglang_instrument.analysis.reading.files import Control, File, newest_run_filter
+from sglang_instrument.analysis.reading.files import Control, File, ended_paths, newest_run_filter
 from sglang_instrument.analysis.reading.lines import Line
 from sglang_instrument.analysis.reading.liveness import Process
-from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_NOW, OPEN_SPANS, STEP_CLOSED, kind_of
+from sglang_instrument.schema import (
+    LOG_CLOSED,
+    LOG_OPENED,
+    LOOP_BLOCK,
+    OPEN_BLOCK,
+    OPEN_NOW,
+    OPEN_SPANS,
+    STEP_CLOSED,
+    kind_of,
+)
 
 #: The end of the name of a file that children of one program write in turn, such as "worker_0.host-c0".
 _CHILDS: Final = re.compile(r"-c\d+$")
@@ -119,6 +128,30 @@ def _spans(report: Control) -> list[dict[str, Any]]:
     return [span for span in named or [] if isinstance(span, dict)]
 
 
+def still_blocked(files: Sequence[File]) -> list[tuple[File, Control]]:
+    """Return the last `open_block` record of each file in which neither the block nor the step ended."""
+    counts, ended = newest_run_filter(files), ended_paths(files)
+    blocks = []
+    for file in files:
+        last: Control | None = None
+        for control in file.controls if file.path not in ended else ():
+            if counts(file, control.run_id) and control.event in (OPEN_BLOCK, LOOP_BLOCK, LOG_OPENED):
+                last = control if control.event == OPEN_BLOCK else None
+        if last is not None:
+            blocks.append((file, last))
+    return blocks
+
+
+def place_of(span: dict[str, Any]) -> str | None:
+    """Return the frame in which a reported span stands: the program's innermost, else the last."""
+    place, stack = span.get("place"), span.get("stack")
+    if isinstance(place, str):
+        return place
+    return str(stack[-1]) if isinstance(stack, list) and stack else None
+
+
 def spoken(span: dict[str, Any]) -> str:
-    """Return a reported span in words, such as "score of request r7"."""
-    return f"{span.get('event')} of request {span.get('request_id')}"
+    """Return a reported span in words, such as "tool_call search of request r7"."""
+    tool = f" {span['tool']}" if span.get("tool") else ""
+    request = "" if span.get("request_id") is None else f" of request {span['request_id']}"
+    return f"{span.get('event')}{tool}{request}"

@@ -69,7 +69,9 @@ class Extra(Struct, gc=False, omit_defaults=True):
     perf_ns: Integer | None = None
     # of a blocked event loop
     stack: list[Any] | None = None
+    place: str | None = None
     in_span: str | None = None
+    age_sec: Seconds | None = None  # while it lasts
 
 
 class OpenSpan(Struct, gc=False):
@@ -79,6 +81,8 @@ class OpenSpan(Struct, gc=False):
     age_sec: Annotated[float, Meta(ge=0, lt=2**62)]
     request_id: str | Integer | None = None
     turn: Integer | None = None
+    tool: str | None = None
+    place: str | None = None
     stack: list[str] | None = None
 
 

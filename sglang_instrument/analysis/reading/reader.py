@@ -11,13 +11,13 @@ from sglang_instrument.analysis.reading.all_fields import WholeColumns, decode_w
 from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
 from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns, epoch_us
-from sglang_instrument.analysis.reading.files import LOOP_BLOCK, TRACKED, Control, File
+from sglang_instrument.analysis.reading.files import TRACKED, Control, File
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.last_open import LastReport
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode, drop_invalid_spans
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS
 from sglang_instrument.errors import LogError
-from sglang_instrument.schema import CONTROL_EVENTS, EVENTS, LOG_OPENED, OPEN_NOW, OPEN_SPANS
+from sglang_instrument.schema import CONTROL_EVENTS, EVENTS, LOG_OPENED, LOOP_BLOCK, OPEN_NOW, OPEN_SPANS
 
 _BUFFERED_LINES: Final = 100_000  # turned into columns at once; bounds the memory of Python's objects
 _STAMP_LENGTH: Final = len("2026-01-05T08:00:01.500000+00:00")
@@ -114,6 +114,7 @@ def _control(line: Line, run_id: str | None) -> Control:
     return Control(line.event, run_id, time_us, line.extra or Extra(), line.duration_sec)
 
 
+#: The record of a blocked loop is no control record, but its stack has no column.
 _KEPT_WITH_FILE: Final = CONTROL_EVENTS | {LOOP_BLOCK}
 _KEYS: Final = {key: f'"{key}"'.encode() for key in TRACKED - EVENTS.keys()}
 

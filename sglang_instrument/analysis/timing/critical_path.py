@@ -11,9 +11,9 @@ import polars as pl
 
 from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.analysis.timing.nesting import clipped_children
+from sglang_instrument.schema import LOOP_BLOCK
 
 #: The record of a blocked event loop lies beside the spans that it delays, in no lane of theirs.
-LOOP_BLOCK: Final = "event_loop_block"
 _OUTLIVES_US: Final = 1_000  # no span waited for a child in another lane that ends so much later
 
 

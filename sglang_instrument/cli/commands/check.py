@@ -21,9 +21,10 @@ something is wrong. A process that did not close its log is listed, but is no er
 Use it after a run, or on a run that hangs. For patches and notices of each process: `status`. When no file
 appears at all: `doctor`.
 
---json prints {"folder", "ok", "health": {...}, "open": [{"file", "pid", "event", "request_id", "turn",
-"age_sec", "stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips":
-[{"client", "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}],
+--json prints {"folder", "ok", "health": {...}, "open": [{"file", "pid", "event", "tool",
+"request_id", "turn", "age_sec", "place", "stack"}], "clocks": [{"worker", "barriers", "offset_sec",
+"residual_sec"}], "round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec",
+"residual_sec", "same_clock"}],
 "without_records": [PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "advice",
 "evidence": {...}}]}."""
 
@@ -92,8 +93,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _describe(span: dict[str, Any]) -> str:
-    turn = "" if span["turn"] is None else f", turn {span['turn'] + 1}"
-    asked = "" if span["request_id"] is None else f" of request {span['request_id']}{turn}"
-    at = f", at {span['stack'][-1]}" if span["stack"] else ""
+    from sglang_instrument.analysis.reading.last_open import place_of, spoken
+
+    turn = "" if span["turn"] is None or span["request_id"] is None else f", turn {span['turn'] + 1}"
+    place = place_of(span)
+    at = "" if place is None else f", at {place}"
     killed = "" if span["pid"] is None else f" or longer when its process {span['pid']} ended"
-    return f"{span['file']}: {span['event']}{asked} was open for {duration(span['age_sec'])}{killed}{at}"
+    return f"{span['file']}: {spoken(span)}{turn} was open for {duration(span['age_sec'])}{killed}{at}"

@@ -21,9 +21,9 @@ A plateau is longer than max(2 s, 10 x the 99th percentile of the gaps between c
 
 --json prints {"folder", "plateaus": [{"step", "validate", "worker", "from_sec", "to_sec", "stuck",
 "requests", "from_us", "to_us", "turn", "in_turn", "event", "since_sec", "slowdown"}], "blocks": [{"role",
-"step", "validate", "worker", "at_us", "blocked_sec", "in_span", "culprit"}]} and, with --curve, "curve":
-[{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "stuck" requests were in flight
-throughout; "slowdown" is the engine's time per token in their turns, relative to that in all turns."""
+"step", "validate", "worker", "at_us", "blocked_sec", "still", "in_span", "culprit"}]} and, with --curve,
+"curve": [{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "stuck" requests were in
+flight throughout; "slowdown" is the engine's time per token in their turns, relative to that in all turns."""
 
 _SHOWN: Final = 12
 _BARS: Final = 60
@@ -41,7 +41,8 @@ _BLOCKS: Final = (
     Column("in", "the span that was open", gives_way=1),
     Column("step", "its number", "count"),
     Column("process", "role and rank"),
-    Column("time", "for how long nothing else ran", "time"),
+    Column("time", "for how long nothing else ran, as far as it was logged", "time"),
+    Column("", "whether the log shows no end"),
 )
 TABLES: Final = {"plateaus": _PLATEAUS, "blocked event loops": _BLOCKS}
 
@@ -90,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
             row["step"],
             f"{row['role']} {row['worker']}",
             row["blocked_sec"],
+            "its end is not known" if row["still"] else "",
         )
         for row in blocks[:_SHOWN]
     ]

@@ -32,7 +32,7 @@ followed. It may not be there yet.
 "oldest": [...], "forecast", "is_over"} or null, "done": [{"step", "validate", "duration_sec", "requests",
 "tokens", "p50_sec", "p99_sec", "straggler", "straggler_sec", "ledger": {PART: sec}, "scalars", "run_id"}],
 "problems": [{"kind", "since_us", "worker", "step", "sentence", "role"}], "workers": [...], "totals": [...],
-"ended", "waiting", "behind_sec", "catching_up"}. Turns count from 0."""
+"ended", "ended_us", "waiting", "behind_sec", "catching_up"}. Turns count from 0."""
 
 _HANGS: Final = 3
 _STATES: Final = {"hangs": "bold red", "dead": "bold red", "waits": "yellow", "ended": "dim"}
@@ -152,7 +152,9 @@ def _print(snapshot: Snapshot) -> None:
     if snapshot.ended is not None:
         print_told("ended", snapshot.ended)
     for one in snapshot.problems:
-        print_line(words.problem(one, snapshot.at_us), "bold red" if one.kind in ("hang", "death") else "red")
+        print_line(
+            words.problem(one, snapshot.until_us), "bold red" if one.kind in ("hang", "death") else "red"
+        )
     _print_workers(snapshot)
     _print_requests(snapshot)
     _print_done(snapshot)
@@ -183,7 +185,14 @@ def _print_workers(snapshot: Snapshot) -> None:
 def _print_requests(snapshot: Snapshot) -> None:
     oldest = snapshot.step.oldest[:_SHOWN] if snapshot.step is not None else ()
     rows = [
-        (one.request_id, str(one.worker), words.request_turn(one), one.event, one.age_sec, one.tokens)
+        (
+            one.request_id,
+            str(one.worker),
+            words.request_turn(one),
+            words.request_event(one),
+            one.age_sec,
+            one.tokens,
+        )
         for one in oldest
     ]
     if rows:

@@ -1,7 +1,7 @@
 """Count what the lines of a run say: by process since the run began, and by step and worker."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from sglang_instrument.analysis.reading.columns import response_tokens
@@ -16,76 +16,27 @@ from sglang_instrument.live.counting.parts import (
     Part,
     RequestBudget,
     end_us,
+    longest_silence_sec,
+    parse_open_block,
     parse_open_now,
     start_us,
 )
+from sglang_instrument.live.counting.processes import Process as Process
+from sglang_instrument.live.counting.processes import WorkerKey as WorkerKey
 from sglang_instrument.live.counting.tail import TailedFile
 from sglang_instrument.schema import (
     CONTROL_EVENTS,
     LOG_CLOSED,
     LOG_OPENED,
+    OPEN_BLOCK,
     OPEN_NOW,
     OPEN_SPANS,
     STEP_CLOSED,
 )
 
 _MOST_STEPS: Final = 4  # in progress or just finished
-_MOST_EVENTS: Final = 512  # names of events of a process; a program may name its own
-_OTHERS: Final = "..."
 _LAST: Final = 8  # lines, of which the latest tells a process's clock: threads log nearly in order
 _TOKEN_PHASES: Final = frozenset({"generate", "engine"})
-
-WorkerKey = tuple[str, int]
-
-
-@dataclass(slots=True)
-class Process:
-    """What is known of the processes with a role and a rank, which is one at a time.
-
-    Attributes:
-        events: What ended, by name, or by name and phase where the record names one.
-        tokens_of: The event whose tokens count: calls of the engine contain one another.
-        requests, failed, tokens, records, lost: Counters.
-        step: A step that it logged; None for a process that knows no step.
-        stems: The names of its files: those of processes.
-        last_us: The time of its newest record, on its clock.
-        last_at: When that was, on ours (monotonic).
-        opened_us, closed_us: When it last opened a file, and when it closed its log.
-    """
-
-    events: dict[object, EventCount] = field(default_factory=dict)
-    tokens_of: str | None = None
-    requests: int = 0
-    failed: int = 0
-    tokens: int = 0
-    records: int = 0
-    lost: int = 0
-    step: StepKey | None = None
-    stems: set[str] = field(default_factory=set)
-    last_us: int = 0
-    last_at: float = 0.0
-    opened_us: int = 0
-    closed_us: int = -1
-
-    @property
-    def log_closed(self) -> bool:
-        """Whether it said that it writes no more."""
-        return self.closed_us >= self.opened_us
-
-    def saw(self, at_us: int, at: float) -> None:
-        """Note a record of its clock's time `at_us`, written at the monotonic time `at`."""
-        if at_us >= self.last_us:  # files of older steps may be read later
-            self.last_us, self.last_at = at_us, at
-
-    def now_us(self, now: float) -> int:
-        """Return what its clock shows now: a clock that jumps, or is wrong, moves no age."""
-        return self.last_us + round((now - self.last_at) * 1e6)
-
-    def seen(self, event: str, phase: str | None) -> EventCount:
-        """Return the count of an event that is new; too many names are counted as one."""
-        if len(self.events) >= _MOST_EVENTS:
-            return self.events.setdefault(_OTHERS, EventCount(_OTHERS, None))
-        return self.events.setdefault(event if phase is None else (event, phase), EventCount(event, phase))
 
 
 @dataclass(slots=True)
@@ -171,6 +122,11 @@ class Counts:
                 longest[seen.phase] = max(longest.get(seen.phase, 0.0), seen.longest_sec)
         return longest
 
+    def longest_of(self, event: str) -> float:
+        """Return the longest span of an event that ended, in any process."""
+        counts = (process.events.get(event) for process in self.processes.values())
+        return max((count.longest_sec for count in counts if count is not None), default=0.0)
+
     def _writer(self, file: TailedFile) -> _Writer:
         writer = file.owner
         if not isinstance(writer, _Writer) or writer.resets != file.resets:
@@ -197,6 +153,8 @@ class Counts:
         at_us = max(map(end_us, lines[-_LAST:]))
         writer.process.saw(at_us, now - stale_sec)
         if writer.part is not None:
+            silence_sec = longest_silence_sec(writer.part.last_us, lines, at_us)
+            writer.process.longest_silence_sec = max(writer.process.longest_silence_sec, silence_sec)
             writer.part.last_us = at_us
         if not writer.is_outside:
             self.endings.saw(file.path, file.place, [line.event for line in lines], start_us(lines[0]), now)
@@ -206,6 +164,11 @@ class Counts:
             return
         process = writer.process
         process.records += len(lines)
+        last = lines[-1]
+        request_id = (
+            None if last.extra is None or last.extra.request_id is None else str(last.extra.request_id)
+        )
+        process.last_record = last.event, request_id
         events, part = process.events, self._part(lines[0], writer, place)
         for line in lines:
             name = line.event
@@ -264,7 +227,7 @@ class Counts:
         if part is None:
             return
         if line.event == STEP_CLOSED:
-            part.is_closed, part.open_now = True, None
+            part.is_closed, part.open_now, part.block = True, None, None
             part.reported.clear()
             dropped = extra.dropped or 0
             writer.process.lost += max(0, dropped - writer.dropped)
@@ -274,6 +237,8 @@ class Counts:
             part.is_closed = False  # a step of an asynchronous trainer may go on after its end
         elif line.event == OPEN_SPANS:
             part.take_report(extra.spans or [], end_us(line))
+        elif line.event == OPEN_BLOCK:
+            part.block = parse_open_block(extra, end_us(line))
 
     def _opened(self, line: Line, extra: Extra, writer: _Writer, place: Place) -> None:
         at_us = end_us(line)

@@ -17,15 +17,17 @@ class Liveness:
     Attributes:
         folder: The run's folder.
         alive: By name: whether it is alive; None if it runs on another host.
+        pids: By name: the id of each that is alive on this host.
     """
 
     folder: Path
     alive: dict[str, bool | None] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
     _facts: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
 
     def look(self, runs: Collection[str]) -> None:
         """Look at the processes of these runs again."""
-        self.alive = {}
+        self.alive, self.pids = {}, {}
         try:
             paths = sorted((self.folder / "processes").glob("*.json"))
         except OSError:
@@ -33,7 +35,9 @@ class Liveness:
         for path in paths:
             facts = self._read(path)
             if facts is not None and facts.get("run_id") in runs:
-                self.alive[path.stem] = is_alive(self.folder, path.stem, facts)
+                alive = self.alive[path.stem] = is_alive(self.folder, path.stem, facts)
+                if alive:
+                    self.pids[path.stem] = facts["pid"]
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         """Return what a process says of itself; a thousand of them change rarely."""

@@ -1,16 +1,19 @@
 """Keep what is known of one worker's part of a step while it goes on: its requests, and what is open."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from sglang_instrument.analysis.reading.columns import epoch_us, response_tokens
+from sglang_instrument.analysis.reading.last_open import place_of
 from sglang_instrument.analysis.reading.lines import Extra, Line
 from sglang_instrument.live.counting.engine_calls import MOVES
-from sglang_instrument.schema import kind_of
+from sglang_instrument.schema import LOOP_BLOCK, kind_of
 
 _MOST_REQUESTS: Final = 150_000  # of all parts that are known one by one; all are counted
+_SILENCE_US: Final = 1_000_000  # shorter silences are of no interest
 _RATE_SEC: Final = 30  # tokens per second are those of so many seconds
 _BEGIN: Final = frozenset({"preprocess", "turn", "generate", "engine", "tool", "interaction", "environment"})
 #: Phases of which a part wants to know the records.
@@ -28,7 +31,7 @@ class EventCount:
     def __init__(self, event: str, phase: str | None) -> None:
         self.event, self.phase = event, phase or kind_of(event).phase
         self.count, self.sec, self.longest_sec = 0, 0.0, 0.0
-        self.is_noted = self.phase in NOTED
+        self.is_noted = self.phase in NOTED or event == LOOP_BLOCK
         self.moves_a_call = event in MOVES
 
 
@@ -58,7 +61,19 @@ class OpenSpan:
     """A span that was reported as open: when it began, and where its code stood."""
 
     begun_us: int
-    frame: str | None = None
+    place: str | None = None
+    tool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBlock:
+    """A block of the event loop that lasts: when it began, where its code stands, and in which span."""
+
+    begun_us: int
+    place: str | None
+    event: str | None
+    request_id: str | None
+    tool: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,7 @@ class OldRequest:
     event: str
     turn: int | None
     age_sec: float
+    tool: str | None = None
 
 
 @dataclass(slots=True)
@@ -115,6 +131,7 @@ class Part:
         known_open: How many of `requests` did not end.
         open_now: What was open when the worker last said so; None if it never did.
         reported: Spans that the watchdog reported, and that have not ended since.
+        block: The block of its event loop, while it lasts.
         longest_sec: The longest span of each event that ended.
     """
 
@@ -129,12 +146,16 @@ class Part:
     known_open: int = 0
     open_now: OpenNow | None = None
     reported: dict[SpanKey, OpenSpan] = field(default_factory=dict)
+    block: OpenBlock | None = None
     rate: deque[tuple[int, int]] = field(default_factory=deque)
     longest_sec: dict[str, float] = field(default_factory=dict)
 
     def note(self, seen: EventCount, line: Line, counts_tokens: bool) -> int:
         """Take in a record of one of the phases `NOTED`; return its tokens, if they are to be counted."""
         extra, phase = line.extra, seen.phase
+        if line.event == LOOP_BLOCK:
+            self.block = None
+            return 0
         request_id = None if extra is None or extra.request_id is None else str(extra.request_id)
         turn = None if extra is None else extra.turn
         if self.reported:
@@ -219,14 +240,22 @@ class Part:
 def _reported(span: Any, at_us: int) -> tuple[SpanKey | None, OpenSpan | None]:
     if not isinstance(span, dict) or not _is_number(span.get("age_sec")):
         return None, None
-    request_id, turn, stack = span.get("request_id"), span.get("turn"), span.get("stack")
+    request_id, turn, tool = span.get("request_id"), span.get("turn"), span.get("tool")
     key = (
         str(span.get("event")),
         None if request_id is None else str(request_id),
         turn if isinstance(turn, int) else None,
     )
-    frame = str(stack[-1]) if isinstance(stack, list) and stack else None
-    return key, OpenSpan(at_us - round(span["age_sec"] * 1e6), frame)
+    begun_us = at_us - round(span["age_sec"] * 1e6)
+    return key, OpenSpan(begun_us, place_of(span), None if tool is None else str(tool))
+
+
+def parse_open_block(extra: Extra, at_us: int) -> OpenBlock:
+    """Return the fields of an `open_block` record."""
+    request_id = None if extra.request_id is None else str(extra.request_id)
+    begun_us = at_us - round((extra.age_sec or 0.0) * 1e6)
+    place = place_of({"place": extra.place, "stack": extra.stack})
+    return OpenBlock(begun_us, place, extra.in_span, request_id, extra.tool)
 
 
 def parse_open_now(extra: Extra, at_us: int) -> OpenNow:
@@ -260,6 +289,7 @@ def _old_request(described: dict[str, Any]) -> OldRequest:
         str(described.get("event")),
         turn if isinstance(turn, int) else None,
         float(described["age_sec"]),
+        None if described.get("tool") is None else str(described["tool"]),
     )
 
 
@@ -270,6 +300,21 @@ def _is_number(value: Any) -> bool:
 def _counts(value: Any) -> dict[str, int]:
     counts = value.items() if isinstance(value, dict) else ()
     return {str(event): count for event, count in counts if isinstance(count, int) and count > 0}
+
+
+def longest_silence_sec(last_us: int, lines: Sequence[Line], at_us: int) -> float:
+    """Return the longest time between two lines of a file.
+
+    Args:
+        last_us: The time of the line before; 0 if there is none.
+        lines: The lines that were added.
+        at_us: The time of the last of them.
+    """
+    begin_us = last_us or end_us(lines[0])
+    if at_us - begin_us < _SILENCE_US:
+        return 0.0
+    times = [begin_us, *sorted(map(end_us, lines))]
+    return max((later - earlier for earlier, later in pairwise(times)), default=0) / 1e6
 
 
 def start_us(line: Line) -> int:

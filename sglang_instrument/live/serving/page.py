@@ -67,7 +67,7 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 
 def _problems(snapshot: Snapshot) -> Iterator[str]:
     for one in snapshot.problems[:_PROBLEMS]:
-        yield f"<li>{_text(words.problem(one, snapshot.at_us))}</li>"
+        yield f"<li>{_text(words.problem(one, snapshot.until_us))}</li>"
     if len(snapshot.problems) > _PROBLEMS:
         yield f"<li>and {len(snapshot.problems) - _PROBLEMS} more</li>"
 
@@ -92,7 +92,7 @@ def _request(one: OpenRequest) -> str:
         _text(words.short_id(one.request_id or "")),
         str(one.worker),
         "" if turn is None else str(turn),
-        _text(one.event or ""),
+        _text(words.request_event(one) or ""),
         words.duration(one.age_sec),
         "" if one.tokens is None else f"{one.tokens:,}",
     )

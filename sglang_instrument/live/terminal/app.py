@@ -162,7 +162,7 @@ def _head(snapshot: Snapshot) -> Text:
 
 
 def _problems(snapshot: Snapshot) -> Text:
-    told = [words.problem(one, snapshot.at_us) for one in snapshot.problems]
+    told = [words.problem(one, snapshot.until_us) for one in snapshot.problems]
     if len(told) > _PROBLEMS:
         told = [*told[: _PROBLEMS - 1], f"{len(told) - _PROBLEMS + 1} more problems"]
     return Text("\n".join(told), "bold red")
@@ -205,7 +205,7 @@ def _request_row(one: OpenRequest) -> Row:
         Cell(words.short_id(one.request_id or "-")),
         Cell(str(one.worker), right=True),
         _number(words.request_turn(one)),
-        Cell(one.event or ""),
+        Cell(words.request_event(one) or ""),
         Cell(words.duration(one.age_sec), right=True),
         _number(one.tokens),
     )

@@ -104,7 +104,7 @@ def worker_lines(snapshot: Snapshot, role: str, worker: int) -> list[str]:
         f"{one.tokens:,} tokens, {one.tokens_per_sec:,.0f} per second",
     ]
     mine = [each for each in snapshot.problems if (each.role, each.worker) == (role, worker)]
-    told += ["", *(words.problem(each, snapshot.at_us) for each in mine)] if mine else []
+    told += ["", *(words.problem(each, snapshot.until_us) for each in mine)] if mine else []
     oldest = snapshot.step.oldest if snapshot.step is not None else ()
     requests = [each for each in oldest if (each.role, each.worker) == (role, worker)]
     if requests:
@@ -112,7 +112,7 @@ def worker_lines(snapshot: Snapshot, role: str, worker: int) -> list[str]:
         for each in requests:
             turn = "" if each.turn is None else f", turn {each.turn + 1}"
             name, age = words.short_id(each.request_id or "-"), words.duration(each.age_sec)
-            told.append(f"  {name}: {age}{turn}, {each.event or 'open'}")
+            told.append(f"  {name}: {age}{turn}, {words.request_event(each) or 'open'}")
     counted = snapshot.totals.get((role, worker))
     if counted is not None:
         told += ["", "its events since the run began, those that took longest in all:"]

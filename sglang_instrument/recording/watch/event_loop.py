@@ -10,16 +10,17 @@ import sys
 import time
 import weakref
 from _thread import get_ident
-from collections import Counter
+from collections.abc import Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.recording.measure import spans, tasks
 from sglang_instrument.recording.measure.context import Context
-from sglang_instrument.recording.measure.scopes import current_scope
+from sglang_instrument.recording.measure.scopes import Scope, current_scope
 from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.safety.notices import log_swallowed
-from sglang_instrument.recording.watch.stacks import of_thread
+from sglang_instrument.recording.watch.stacks import Stack, of_thread
+from sglang_instrument.recording.watch.tool_names import tool_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
 BEAT_SEC: Final = 0.025
 LAG_SEC: Final = 0.020  # lateness from which a record is written
 BLOCK_SEC: Final = 0.100  # lateness from which stacks are sampled
+_STILL_SEC: Final = 1.0  # lateness at which a block that lasts is first reported, then at each doubling
 _QUIET_SEC: Final = 10.0  # a heartbeat stops after this long without a new task, until the next one
 _FRAMES: Final = 6
+
+#: The stacks of a loop's thread that were sampled during a block, by their frames.
+_Samples = dict[tuple[str, ...], list[Stack]]
 
 _heartbeats: dict[int, "LoopHeartbeat"] = {}
 _loops: Final["weakref.WeakSet[asyncio.AbstractEventLoop]"] = weakref.WeakSet()  # that ever had a heartbeat
@@ -46,7 +51,8 @@ class LoopHeartbeat:
         self._caller: CodeType | None = None  # calls the loop's callbacks: asyncio's, or uvloop's caller
         self._seen_running = False  # seen from outside, since the last beat
         self._seen_stopped = False
-        self._samples: Counter[tuple[str, ...]] = Counter()
+        self._samples: _Samples = {}  # a beat replaces it: the encoder's thread may read it meanwhile
+        self._next_report_sec = _STILL_SEC
         self._blocked_span: dict[str, Any] = {}
         self._arm()
 
@@ -68,9 +74,25 @@ class LoopHeartbeat:
         self._seen_running = True
         late_ns = time.perf_counter_ns() - self._due_ns
         if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_blocked():
-            self._samples[tuple(of_thread(self.thread, _FRAMES))] += 1
+            stack = of_thread(self.thread, _FRAMES)
+            self._samples.setdefault(tuple(stack.frames), []).append(stack)
             self._blocked_span = self._blocked_span or _running_span(self.loop)
         return True
+
+    def still_blocked(self) -> dict[str, Any] | None:
+        """Return the fields of an `open_block` record, if the loop is blocked and a record is due."""
+        late_sec = (time.perf_counter_ns() - self._due_ns) / 1e9
+        samples = self._samples
+        if late_sec < self._next_report_sec or not samples or self._seen_stopped:
+            return None
+        while self._next_report_sec <= late_sec:
+            self._next_report_sec *= 2
+        return {"age_sec": round(late_sec, 3), **self._sampled(samples)}
+
+    def _sampled(self, samples: "_Samples") -> dict[str, Any]:
+        """Return the most frequent stack, and the span that was open, as fields of a record."""
+        same = max(samples.values(), key=len)
+        return {**same[-1].fields(), "samples": len(same), **self._blocked_span}
 
     def _is_blocked(self) -> bool:
         """Return whether a callback runs now; else the loop waits for events, for a core or for the GIL."""
@@ -107,8 +129,9 @@ class LoopHeartbeat:
         if late_sec > LAG_SEC and self._seen_running and not self._seen_stopped:
             self._report(now, late_sec)
         self._seen_running = self._seen_stopped = False
-        self._samples.clear()
+        self._samples = {}
         self._blocked_span = {}
+        self._next_report_sec = _STILL_SEC
         if now - self.last_task_ns >= _QUIET_SEC * 1e9 and self._is_in_use():
             self.last_task_ns = now
         if _heartbeats.get(id(self.loop)) is not self:  # forgotten; another heartbeat may have replaced it
@@ -130,8 +153,7 @@ class LoopHeartbeat:
         scope = current_scope()
         context = Context(worker=scope.worker, step=scope.step, validate=scope.validate, scope=scope)
         if self._samples:
-            stack, times = self._samples.most_common(1)[0]
-            extra = {"lag_sec": late_sec, "stack": list(stack), "samples": times, **self._blocked_span}
+            extra = {"lag_sec": late_sec, **self._sampled(self._samples)}
             block = Span(
                 "event_loop_block",
                 extra,
@@ -165,6 +187,14 @@ def check_heartbeats() -> bool:
         elif heartbeat.look():
             loop_runs = True
     return loop_runs
+
+
+def still_blocked() -> Iterator[tuple[Scope, dict[str, Any]]]:
+    """Yield the step and the fields of an `open_block` record for each loop for which one is due."""
+    for heartbeat in list(_heartbeats.values()):
+        fields = heartbeat.still_blocked()
+        if fields is not None:
+            yield current_scope(), fields
 
 
 def forget_heartbeats() -> None:
@@ -204,4 +234,6 @@ def _running_span(loop: "asyncio.AbstractEventLoop") -> dict[str, Any]:
     if not inside:
         return {"in_task": task.get_name()[:100]}
     span = max(inside, key=lambda span: span.start)
-    return {"in_span": span.event, **(span.context.extra or {})}
+    tool = tool_of(span.extra)
+    named = {} if tool is None else {"tool": tool}
+    return {"in_span": span.event, **named, **(span.context.extra or {})}

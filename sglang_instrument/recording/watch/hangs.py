@@ -11,8 +11,9 @@ from sglang_instrument.recording.measure import open_spans
 from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.safety.unpatched import sleep
-from sglang_instrument.recording.watch.event_loop import check_heartbeats
+from sglang_instrument.recording.watch.event_loop import check_heartbeats, still_blocked
 from sglang_instrument.recording.watch.stacks import Owners, of_task, owners_of
+from sglang_instrument.recording.watch.tool_names import tool_of
 
 _LOOK_EVERY_SEC: Final = 1.0
 _PART: Final = 1000  # spans checked at once, while other threads wait for the GIL
@@ -42,6 +43,9 @@ class Watchdog:
             For how many seconds it need not be called; 0 while an event loop runs.
         """
         loop_runs = check_heartbeats()
+        if loop_runs:
+            for scope, fields in still_blocked():
+                disk.write(scope, self._encoder.control(schema.OPEN_BLOCK, scope, fields), 0)
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + self._every_sec
@@ -92,9 +96,8 @@ class Watchdog:
 def _describe(span: Span, owners: Owners) -> dict[str, Any]:
     ids = dict(span.context.extra or {})
     ids.update({key: value for key, value in (span.extra or {}).items() if key in ("request_id", "turn")})
-    return {
-        "event": span.event,
-        **ids,
-        "age_sec": round(span.duration_sec, 3),
-        "stack": of_task(span.task, owners, span.thread, _FRAMES),
-    }
+    tool = tool_of(span.extra)
+    if tool is not None:
+        ids["tool"] = tool
+    stack = of_task(span.task, owners, span.thread, _FRAMES)
+    return {"event": span.event, **ids, "age_sec": round(span.duration_sec, 3), **stack.fields()}

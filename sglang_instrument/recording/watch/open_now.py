@@ -17,6 +17,7 @@ from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.measure.values import first_entries
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.safety.unpatched import sleep
+from sglang_instrument.recording.watch.tool_names import tool_of
 
 #: A process in which none of these phases is open writes nothing: a step alone may be between two rollouts.
 _FOLLOWED: Final = frozenset({"request", "turn", "generate", "tool", "reward", "barrier"})
@@ -235,6 +236,9 @@ class _Open:
             described["request_id"] = request_id if type(request_id) is int else str(request_id)[:_LONGEST_ID]
         if type(turn) is int:
             described["turn"] = turn
+        tool = tool_of(innermost.extra)
+        if tool is not None:
+            described["tool"] = tool
         return {**described, "age_sec": round(request.duration_sec, 3)}
 
     def _event_of(self, span: Span) -> _Event:

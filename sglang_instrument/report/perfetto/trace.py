@@ -12,7 +12,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks
 from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.reading.all_fields import TEXT_COLUMNS, with_texts
-from sglang_instrument.analysis.reading.files import LOOP_BLOCK, File, RunFiles
+from sglang_instrument.analysis.reading.files import File, RunFiles
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.timing.lanes import ROUNDING_US, WRITING_US
 from sglang_instrument.analysis.timing.nesting import nest
@@ -22,6 +22,7 @@ from sglang_instrument.report.perfetto.lag import lags
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes, write_lanes
 from sglang_instrument.report.perfetto.packets import Packets, Value
 from sglang_instrument.safe_files.output import writing_output
+from sglang_instrument.schema import LOOP_BLOCK
 
 _VALUES: Final = (
     "turn",

@@ -128,3 +128,70 @@ def test_a_report_of_many_tasks_goes_through_those_of_a_loop_once(monkeypatch):
     assert report["extra"]["open"] == 30
     assert all(" hang" in "".join(one["stack"]) for one in report["extra"]["spans"])
     assert len(asked) == 1
+
+
+def test_the_report_names_the_tool_and_the_innermost_frame_of_the_program():
+    watchdog = Watchdog(LineEncoder(Clock()), first_age_sec=0.02)
+    lines = []
+    answered = threading.Event()
+
+    @instrument("tool_call", phase="tool", fields={"tool": "name", "length": "size(result)"})
+    def call_tool(name):
+        answered.wait()
+        return "reply"
+
+    with records() as recorded:
+        calling = threading.Thread(target=call_tool, args=("search",))
+        calling.start()
+        lines = look_for(watchdog, 0.1)
+        answered.set()
+        calling.join()
+    (reported,) = lines[0]["extra"]["spans"]
+    assert reported["tool"] == "search"
+    assert reported["place"].startswith(f"{__file__}:")
+    assert reported["place"].endswith(" call_tool")
+    assert reported["stack"][-1].endswith(" wait")  # of the standard library
+    (call,) = [record for record in recorded if record["event"] == "tool_call"]
+    assert call["extra"] == {"tool": "search", "length": 5}
+
+
+def test_a_loop_that_is_blocked_is_reported_while_it_is_and_at_each_doubling():
+    watchdog = Watchdog(LineEncoder(Clock()), first_age_sec=30.0)
+    pages, unblocked = Pages(), threading.Event()
+
+    def blocks():
+        return [line["extra"] for line in pages.lines if line["event"] == "open_block"]
+
+    def has_two():
+        watchdog.look(pages)
+        return len(blocks()) >= 2
+
+    def look_until_two():
+        try:
+            wait_for(has_two, blocks, every_sec=0.02)
+        finally:
+            unblocked.set()
+
+    async def blocked():
+        await asyncio.sleep(0.1)  # the heart beats once
+        with bind(request_id="r7"), span("reward_calculation"):
+            looking = threading.Thread(target=look_until_two)
+            looking.start()
+            unblocked.wait()
+            looking.join()
+
+    async def innocent():
+        with bind(request_id="r8"), span("tool_execution"):
+            await asyncio.sleep(0.2)
+
+    async def run():
+        await asyncio.gather(innocent(), blocked())
+
+    with records(watch_loops=True):
+        asyncio.run(run())
+    first, second = blocks()[:2]
+    assert 1 <= first["age_sec"] < second["age_sec"]
+    assert second["age_sec"] >= 2
+    assert (first["in_span"], first["request_id"]) == ("reward_calculation", "r7")
+    assert first["place"].endswith(" blocked")
+    assert "r8" not in json.dumps(blocks())

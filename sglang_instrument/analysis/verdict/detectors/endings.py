@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.reading.last_open import place_of, spoken
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
@@ -48,14 +49,18 @@ def _hangs(evidence: Evidence) -> list[Finding]:
         if place is None or place.step is None:
             continue
         inner, oldest = hang.spans[0], float(hang.spans[-1].get("age_sec") or 0.0)
-        asked = f" of request {inner['request_id']}" if inner.get("request_id") else ""
         where = f"{step_name(place.step, place.validate)}: worker {place.worker}"
-        sentence = f"{where} never ended; {inner.get('event')}{asked} was open for {oldest:.0f} s"
+        sentence = f"{where} never ended; {spoken(inner)} was open for {oldest:.0f} s{_at(inner)}"
         numbers = {"spans": hang.spans, "waits": hang.waits}
         found.append(
             _hang(place.step, place.validate, place.worker, oldest, sentence, numbers, inner.get("event"))
         )
     return found
+
+
+def _at(span: dict[str, Any]) -> str:
+    place = place_of(span)
+    return "" if place is None else f", at {place}"
 
 
 def _hang(

@@ -1,0 +1,1 @@
+"""See from outside what a process does that cannot speak."""

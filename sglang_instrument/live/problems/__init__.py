@@ -1,0 +1,1 @@
+"""Find what goes wrong right now."""

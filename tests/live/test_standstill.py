@@ -1,0 +1,101 @@
+"""What stands still in a process that cannot speak is seen from outside: real processes, really stopped."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from sglang_instrument.live.follower import Follower
+
+BUSY_SEC = 600  # only a dead machine takes longer
+
+#: Three requests of 0.3 s; the reward of the last one runs `{code}` instead.
+PROGRAM = """
+import asyncio, os, re, sys, time
+import sglang_instrument
+from sglang_instrument import bind, instrument, span, step
+
+sglang_instrument.install(experiment="still", log_dir={folder!r})
+
+@instrument("score", phase="reward")
+def score(number):
+    if number == 2:
+        open({folder!r} + "/stands", "w").close()
+        {code}
+    return 1.0
+
+with step(1):
+    for number in range(3):
+        with bind(request_id=f"r{{number}}"), span("request"):
+            with span("generate"):
+                time.sleep(0.3)
+            score(number)
+"""
+
+HOLDS_THE_INTERPRETER = "re.match(r'(a+)+$', 'a' * 60 + 'b')"
+SLEEPS = "time.sleep(3600)"
+
+
+@pytest.fixture
+def stand_still(start_script, tmp_path):
+    """Start the program; return its process once the last reward has begun, and a follower of its log."""
+    started = []
+
+    def start(code):
+        folder = tmp_path / "logs"
+        folder.mkdir()
+        process = start_script(PROGRAM.format(folder=str(folder), code=code)).process
+        wait_for(lambda: (folder / "stands").exists(), "the program has not come to its last reward")
+        live = Follower(folder / "still", with_done=False)
+        live.start()
+        started.append(live)
+        return process, live
+
+    yield start
+    for live in started:
+        live.stop()
+
+
+def wait_for(condition, what):
+    ends = time.monotonic() + BUSY_SEC
+    while not condition():
+        assert time.monotonic() < ends, what() if callable(what) else what
+        time.sleep(0.1)
+
+
+def hang_of(live):
+    """Return the first problem of the follower once it names one."""
+    wait_for(lambda: live.snapshot().hangs, live.snapshot)
+    return live.snapshot().problems[0]
+
+
+def test_a_call_that_holds_the_interpreter_is_named_and_the_last_words_with_it(stand_still):
+    process, live = stand_still(HOLDS_THE_INTERPRETER)
+    problem = hang_of(live)
+    assert problem.kind == "hang"
+    assert "holds its interpreter's lock" in problem.sentence
+    assert "request r1 ended" in problem.sentence
+    assert f"py-spy dump --pid {process.pid}" in problem.sentence
+    assert live.snapshot().workers[0].state == "hangs"
+
+
+def test_a_process_that_is_stopped_is_named_and_goes_on_without_a_problem(stand_still):
+    process, live = stand_still(SLEEPS)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        problem = hang_of(live)
+        assert "is stopped" in problem.sentence
+        assert f"kill -CONT {process.pid}" in problem.sentence
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    wait_for(lambda: not live.snapshot().problems, live.snapshot)
+
+
+def test_a_process_that_is_killed_is_dead_within_seconds(stand_still):
+    process, live = stand_still(SLEEPS)
+    wait_for(lambda: live.snapshot().step is not None, live.snapshot)
+    process.kill()
+    problem = hang_of(live)
+    assert problem.kind == "death"
+    assert "the process has ended" in problem.sentence
