@@ -4,20 +4,16 @@ import gc
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import CoroutineType, FrameType
 from typing import Any, Final, NamedTuple
 
-import sglang_instrument
 from sglang_instrument.recording.measure.tasks import Task, known
 from sglang_instrument.recording.measure.waiting import Waits
 
 _DEEPEST = 200  # frames followed; a deep recursion must not fill the record
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<frozen ")
-_OURS: Final = tuple(
-    os.path.join(path, room, "")  # noqa: PTH118 - a prefix with a separator at its end
-    for path in sglang_instrument.__path__
-    for room in ("recording", "patching")
-)
+_OURS: Final = tuple(f"{Path(__file__).parents[2] / room}{os.sep}" for room in ("recording", "patching"))
 _NOT_THE_PROGRAMS: Final = (*_OURS, os.path.dirname(os.__file__) + os.sep)  # noqa: PTH120 - as above
 
 
