@@ -47,7 +47,12 @@ ROUTING = {
     "analysis.answers.weights",
     "analysis.answers.asynchronous",
 }
-ANSWERS = LEDGER | ROUTING | {"analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
+ANSWERS = (
+    LEDGER
+    | ROUTING
+    | {"analysis.settings"}
+    | {"analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
+)
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
 #: one runs inside training (recording, patching, startup), the other reads the logs.
@@ -94,6 +99,7 @@ MAY_IMPORT = {
     "analysis.foreign.stores": {"words"},
     "analysis.foreign": {"words", "analysis.reading", "analysis.executors", "analysis.foreign.stores"},
     "analysis.run": RUN | {"analysis.foreign"},
+    "analysis.settings": {"words", "analysis.reading"},
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
     "analysis.answers.weights": LEDGER | {"analysis.answers"},

@@ -172,6 +172,16 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "dropped": Column(pl.Int64, "records that were lost"),
         "versions": Column(pl.String, "versions of packages, as JSON"),
     },
+    "settings": {
+        "process": Column(pl.String, "role and rank, such as worker_3"),
+        "role": Column(pl.String, "worker, trainer, server ...; null if it recorded nothing"),
+        "source": Column(
+            pl.String, "server_args, config or args of the trainer, sglang_instrument, machine or packages"
+        ),
+        "setting": Column(pl.String, "its name, with dots: actor_rollout_ref.rollout.n"),
+        "value": Column(pl.String, "its value as text; null if it is None"),
+        "number": Column(pl.Float64, "its value if it is a number; true is 1"),
+    },
     "findings": {
         "cause": Column(pl.String, "the cause, as docs/reference/verdict.md names it"),
         "scope": Column(pl.String, "request, worker, step or run"),

@@ -17,6 +17,7 @@ from sglang_instrument.analysis.answers.workers import barrier_table
 from sglang_instrument.analysis.dataset.columns import fitted, schema_of
 from sglang_instrument.analysis.reading.processes_of_run import read_processes
 from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.settings.recorded import Setting, settings_of
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.errors import LogError
 
@@ -82,6 +83,24 @@ def _process(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _settings(run: Run) -> pl.DataFrame:
+    return _table("settings", [_setting(setting) for setting in settings_of(run.home)])
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    value = setting.value
+    is_number = isinstance(value, (bool, int, float))
+    text = value if isinstance(value, str) or value is None else orjson.dumps(value).decode()
+    return {
+        "process": setting.process,
+        "role": setting.role,
+        "source": setting.source,
+        "setting": setting.name,
+        "value": text,
+        "number": float(value) if is_number and value is not None else None,
+    }
+
+
 def _findings(run: Run) -> pl.DataFrame:
     rows = [{**asdict(one), "evidence": _json(one.evidence)} for one in findings_of(run)]
     return _table("findings", rows)
@@ -105,5 +124,6 @@ MADE: Final[dict[str, Callable[[Run], pl.DataFrame]]] = {
     "workers": _workers,
     "engine_requests": _engine_requests,
     "processes": _processes,
+    "settings": _settings,
     "findings": _findings,
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import NOTHING, Column
+from sglang_instrument.cli.commands.settings_tables import DIFFERENCES, json_of, print_differences
 from sglang_instrument.cli.numbers import durations, percent, significant
 from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told, reading
 from sglang_instrument.errors import InstrumentError
@@ -31,10 +32,11 @@ Equal runs are called different, in any metric, in nominally 3 % of comparisons.
 holds; 2 no comparison; 3 too few steps to tell, or a metric that was not measured: for a condition, or
 without conditions for every metric. It never passes with too few steps, and says how many would do.
 
---json prints {"a", "b", "steps_a", "steps_b", "left_out_a", "left_out_b", "cold_a", "cold_b", "paired",
-"metrics": [{"metric", "unit", "steps", "one", "other", "ratio", "low", "high", "verdict", "needed"}],
-"conditions": [{"condition", "outcome", "ratio", "low", "high", "needed"}]}. outcome: holds, does not hold,
-too few steps, not measured."""
+--json prints {"a", "b", "steps_a", "steps_b", "left_out_a", "left_out_b", "settings": [{"roles",
+"source", "name", "a": [values], "b": [values]}: those that differ], "cold_a", "cold_b", "paired", "metrics":
+[{"metric", "unit", "steps", "one", "other", "ratio", "low", "high", "verdict", "needed"}], "conditions":
+[{"condition", "outcome", "ratio", "low", "high", "needed"}]}. outcome: holds, does not hold, too few steps,
+not measured."""
 
 _METRICS: Final = (
     Column("metric", "what is compared"),
@@ -51,7 +53,7 @@ _METRICS: Final = (
     ),
     Column("steps needed", "of each run, to tell a difference of 10 % in 4 of 5 cases", gives_way=3),
 )
-TABLES: Final = {"metrics": _METRICS}
+TABLES: Final = {"settings that differ": DIFFERENCES, "metrics": _METRICS}
 _STYLES: Final = {"slower": "bold red", "faster": "bold green", "same": "bold green", "undecided": "bold"}
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9]*\.?[0-9]+)\s*x?\s*$")
 _TOO_FEW: Final = "too few steps"
@@ -77,6 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; return 1 if a condition holds, 3 if there are too few steps to tell."""
     from sglang_instrument.analysis.changes.compare import compare_runs
+    from sglang_instrument.analysis.settings.differences import differing_settings
+    from sglang_instrument.analysis.settings.recorded import settings_of
 
     conditions = [_condition(text) for text in args.fail_if]
     with reading() as progress:
@@ -85,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     for one, its_steps in ((first, compared.steps), (second, compared.other_steps)):
         if not its_steps:
             raise InstrumentError(f"{one.folder}: no training step has a record yet")
+    settings, other_settings = settings_of(first.home), settings_of(second.home)
+    differences = differing_settings(settings, other_settings)
     rows = compared.table.to_dicts()
     told = compared.outcomes(conditions)
     if args.json:
@@ -92,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
         left_out = {"left_out_a": compared.left_out, "left_out_b": compared.other_left_out}
         cold = {"cold_a": compared.cold, "cold_b": compared.other_cold}
         found = {"paired": compared.paired, "metrics": rows, "conditions": told}
+        steps |= {"settings": json_of(differences)}
         print_json({"a": first.logs, "b": second.logs, **steps, **left_out, **cold, **found})
     else:
+        print_differences(differences, bool(settings and other_settings))
         _print(f"{second.name} against {first.name}", compared, rows, told)
     if told:
         outcomes = {one["outcome"] for one in told}

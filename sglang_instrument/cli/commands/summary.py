@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import long_summary, period_tables, select, step_tables
 from sglang_instrument.cli.commands import engine_logs
+from sglang_instrument.cli.commands.settings_tables import settings_words
 from sglang_instrument.cli.ledger_tables import LEDGER, print_ledger
 from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.plain import say
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the steps, or the workers and the ledger of one step."""
     from sglang_instrument.analysis.answers.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
+    from sglang_instrument.analysis.settings.recorded import settings_of
     from sglang_instrument.analysis.verdict.verdict import judge
 
     if args.by and (long := long_summary.of(args)) is not None:
@@ -147,6 +149,8 @@ def run(args: argparse.Namespace) -> int:
         print_told("why", why)
     if verdict.advice:
         print_told("advice", verdict.advice.replace("LOGS", shlex.quote(str(args.logs))))
+    if words := settings_words(settings_of(opened.home)):
+        print_told("settings", f'{words}; `sql {shlex.quote(str(args.logs))} "from settings"` lists all')
     if engine:
         print_line(engine_logs.engine_line(engine))
     print_told("log", opened.health.sentence())

@@ -30,6 +30,14 @@ def test_every_process_of_the_training_writes_under_its_own_name(trained):
         assert not any("another process writes it" in said["notice"] for said in process["notices"])
 
 
+def test_the_settings_of_trainer_and_engine_are_recorded_where_they_were_seen(trained):
+    configurations = {process["role"]: process.get("configuration", {}) for process in trained.processes}
+    assert configurations["trainer"]["config"]["actor_rollout_ref.rollout.n"] == 1
+    assert configurations["trainer"]["config"]["actor_rollout_ref.rollout.mode"] == "async"
+    for role in ("server", "scheduler"):
+        assert configurations[role]["server_args"]["tp_size"] == 1
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_the_trainer_logs_each_of_its_phases_once_a_step(trained, step):
     records = trained.logs[f"step_{step}/trainer_0.jsonl"]

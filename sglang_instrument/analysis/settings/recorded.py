@@ -1,0 +1,71 @@
+"""Read the settings that the processes of a run recorded: of engine, trainer, this package and machine."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sglang_instrument.analysis.reading.processes_of_run import read_processes
+from sglang_instrument.errors import LogError
+
+#: Sources of settings that are no objects of the engine or the trainer.
+OURS: Final = "sglang_instrument"
+MACHINE: Final = "machine"
+PACKAGES: Final = "packages"
+
+_PREFIX: Final = "SGLANG_INSTRUMENT_"
+
+Value = bool | int | float | str | None
+
+
+class Setting(NamedTuple):
+    """A setting of a process.
+
+    Attributes:
+        process: The process, such as "worker_3".
+        role: Its role, such as "worker"; None if it recorded nothing.
+        source: What holds the setting: "server_args", "config", or one of OURS, MACHINE, PACKAGES.
+        name: Its name in there, with dots, such as "actor_rollout_ref.rollout.n".
+        value: Its value.
+    """
+
+    process: str
+    role: str | None
+    source: str
+    name: str
+    value: Value
+
+
+def settings_of(folder: Path) -> list[Setting]:
+    """Return the settings of the newest run in a folder, by process; none if no process described itself."""
+    try:
+        processes = read_processes(folder).processes
+    except LogError:  # a log of another writer
+        return []
+    return [setting for process, facts in processes.items() for setting in _of_process(process, facts)]
+
+
+def _of_process(process: str, facts: Mapping[str, Any]) -> Iterator[Setting]:
+    sources = {
+        **_mapping(facts.get("configuration")),
+        OURS: {name.removeprefix(_PREFIX): value for name, value in _mapping(facts.get("settings")).items()},
+        MACHINE: facts.get("machine"),
+        PACKAGES: {"python": facts.get("python"), **_mapping(facts.get("versions"))},
+    }
+    role = facts.get("role")
+    for source, values in sources.items():
+        for name, value in _mapping(values).items():
+            for full_name, single in _single_values(name, value):
+                yield Setting(process, role if isinstance(role, str) else None, source, full_name, single)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _single_values(name: str, value: Any) -> Iterator[tuple[str, Value]]:
+    """Yield a value under its name, or the items of a list under numbered names."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _single_values(f"{name}.{number}", item)
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        yield name, value
