@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_instrument.analysis.changes.fleet import replay_at
 from sglang_instrument.analysis.changes.replay import Call, Request, replay
 from sglang_instrument.analysis.changes.replicas import Replicas, with_replicas
 from sglang_instrument.analysis.changes.serving import Serving, serving_of
@@ -19,20 +18,6 @@ from sglang_instrument.testing import Engine, Workload
 from sglang_instrument.testing.run_shape import RunShape
 from sglang_instrument.testing.simulation.trainer import Trainer
 from sglang_instrument.testing.synthetic import write_run
-
-calls = st.builds(Call, st.floats(0, 3), st.floats(0, 0.5), st.floats(0.5, 50))
-requests = st.lists(
-    st.builds(Request, st.floats(0, 5), st.lists(calls, min_size=1, max_size=3), st.floats(0, 1)),
-    min_size=1,
-    max_size=12,
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(requests, st.one_of(st.none(), st.integers(1, 4)), st.floats(0, 0.01))
-def test_one_engine_is_what_replay_says(made: list[Request], limit: int | None, crowd_sec: float) -> None:
-    speed = EngineSpeed(token_sec=0.02, crowd_sec=crowd_sec)
-    assert replay_at(made, speed, limit, 1) == pytest.approx(replay(made, speed, limit))
 
 
 @settings(max_examples=100, deadline=None)
@@ -50,7 +35,7 @@ def test_calls_that_come_at_once_end_as_a_plain_queue_at_each_engine_has_it(
         at = slots.index(min(slots))
         slots[at] = max(slots[at], 1e-6 * number) + 0.01 * tokens
         ends.append(slots[at])
-    assert replay_at(made, speed, limit, engines) == pytest.approx(ends, abs=1e-4)
+    assert replay(made, speed, limit, engines) == pytest.approx(ends, abs=1e-4)
 
 
 def shape(limit: int, **trainer: object) -> RunShape:

@@ -132,7 +132,7 @@ MAY_IMPORT = {
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},
     "report.otlp": ANSWERS | {"package", "report"},
-    "testing.simulation": {"words", "recording.keep"},
+    "testing.simulation": {"words", "recording.keep", "analysis.timing"},
     "testing.causes": {"words", "testing.simulation"},
     "testing": MEASURE | {"recording.keep", "recording.watch", "testing.simulation", "testing.causes"},
     "demo": {"words", "testing", "testing.causes", "package"},

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_instrument.analysis.timing.processor_sharing import Served
 from sglang_instrument.testing.simulation.queueing import (
     Call,
     Caller,
     Engine,
     EngineState,
-    Served,
     serve,
 )
 

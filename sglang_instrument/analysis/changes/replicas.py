@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.changes.fleet import replay_at
 from sglang_instrument.analysis.changes.queueing import fit_at_limits, fit_with_limit
 from sglang_instrument.analysis.changes.recorded import recorded_requests, request_rows
+from sglang_instrument.analysis.changes.replay import replay
 from sglang_instrument.analysis.changes.rules import Factors, Rules, under
 from sglang_instrument.analysis.changes.serving import Serving
 from sglang_instrument.analysis.digests.digest import Digest
@@ -140,7 +140,7 @@ def _ends(
     numbered = rows.with_row_index("number")
     for place, members in numbered.group_by(STEP, maintain_order=True):
         requests = [recorded[at] for at in members["number"]]
-        was, will = (replay_at(requests, speed, own_limit, engines) for engines in (number, servers))
+        was, will = (replay(requests, speed, own_limit, engines) for engines in (number, servers))
         begins = [request.begin for request in requests]
         took = [sum(ends) - sum(begins) for ends in (was, will)]
         found.append((*place, max(was), max(will), took[1] / took[0] if took[0] > 0 else 1.0))

@@ -1,17 +1,11 @@
-"""Serve the calls of requests as an engine does: it queues, prefills, and decodes slower with more to do.
+"""Serve the calls of requests as an engine does: it queues, prefills, and decodes slower with more to do."""
 
-All running calls decode at one rate, so time is counted in tokens that each running call has decoded: a call
-of 50 tokens ends when the count has grown by 50. A heap gives the next end in O(log n).
-"""
-
-import heapq
-from collections import deque
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import count
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-_NEVER: Final = float("inf")
+from sglang_instrument.analysis.timing import processor_sharing
+from sglang_instrument.analysis.timing.processor_sharing import Served
 
 
 @dataclass(frozen=True)
@@ -71,105 +65,28 @@ class Call(NamedTuple):
     extra_sec: float = 0.0
 
 
-class Served(NamedTuple):
-    """When a call left the queue, had its prefill done, and returned."""
-
-    admitted: float
-    first: float
-    end: float
-
-
 #: A request: it yields its calls, and is sent when each was served.
 Caller = Generator[Call, Served, None]
 
 
 def serve(engine: Engine, state: EngineState, begin: float, callers: Iterable[Caller]) -> None:
     """Run the callers to their ends at one engine; the state's times count from `begin`."""
-    _Service(engine.times(state.factor), [(begin + start, begin + end) for start, end in state.stalls]).run(
-        callers
-    )
+    engine = engine.times(state.factor)
+    stalls = merged([(begin + start, begin + end) for start, end in state.stalls])
+    rules = processor_sharing.Rules(engine.token_sec, engine.load_sec, engine.most_running, stalls=stalls)
+    processor_sharing.serve((_prefilled(engine, caller) for caller in callers), rules)
 
 
-class _Service:
-    def __init__(self, engine: Engine, stalls: list[tuple[float, float]]) -> None:
-        self._engine, self._stalls = engine, merged(stalls)
-        self._now = self._tokens = 0.0  # seconds, and tokens that a request would have decoded until now
-        self._number = count()  # orders what happens at the same time
-        self._events: list[tuple[float, int, Caller | None, Call, float | None]] = []
-        self._decoding: list[tuple[float, int, Caller, float, float]] = []
-        self._queue: deque[tuple[Caller, Call]] = deque()
-        self._running, self._stalled = 0, False
-
-    def run(self, callers: Iterable[Caller]) -> None:
-        for caller in callers:
-            if (call := next(caller, None)) is not None:
-                self._arrives(caller, call)
-        for times in self._stalls:
-            for time_sec in times:
-                heapq.heappush(self._events, (time_sec, next(self._number), None, Call(0.0, 0, 0.0), None))
-        while self._events or self._decoding:
-            next_sec = self._events[0][0] if self._events else _NEVER
-            done_sec = self._next_done()
-            if done_sec <= next_sec:
-                self._end_call(done_sec)
-            else:
-                self._pass_time(next_sec)
-                self._happen(*heapq.heappop(self._events)[2:])
-
-    def _token_sec(self) -> float:
-        return self._engine.token_sec + self._engine.load_sec * self._running
-
-    def _next_done(self) -> float:
-        if not self._decoding or self._stalled:
-            return _NEVER
-        return self._now + max(0.0, self._decoding[0][0] - self._tokens) * self._token_sec()
-
-    def _pass_time(self, until: float) -> None:
-        if self._decoding and not self._stalled:
-            self._tokens += (until - self._now) / self._token_sec()
-        self._now = until
-
-    def _happen(self, caller: Caller | None, call: Call, admitted: float | None) -> None:
-        if caller is None:
-            self._stalled = not self._stalled
-        elif admitted is not None:
-            number = next(self._number)
-            done = self._tokens + call.work
-            heapq.heappush(self._decoding, (done, number, caller, admitted, self._now))
-        else:
-            self._queue.append((caller, call))
-            self._admit()
-
-    def _arrives(self, caller: Caller, call: Call) -> None:
-        heapq.heappush(self._events, (call.at, next(self._number), caller, call, None))
-
-    def _admit(self) -> None:
-        """Admit calls while there is room; their prefill ends later."""
-        most = self._engine.most_running
-        while self._queue and (most is None or self._running < most):
-            caller, call = self._queue.popleft()
-            self._running += 1
-            prefill_sec = self._engine.call_sec + call.prompt_tokens * self._engine.prefill_sec
-            ends = self._after(prefill_sec + call.extra_sec)
-            heapq.heappush(self._events, (ends, next(self._number), caller, call, self._now))
-
-    def _after(self, work_sec: float) -> float:
-        """Return when so much work that begins now is done; the engine may stand still meanwhile."""
-        ends = self._now + work_sec
-        for start, end in self._stalls:
-            if start < ends and end > self._now:
-                ends += end - max(start, self._now)
-        return ends
-
-    def _end_call(self, done_sec: float) -> None:
-        self._tokens, _, caller, admitted, first = heapq.heappop(self._decoding)
-        self._now = done_sec
-        self._running -= 1
+def _prefilled(engine: Engine, caller: Caller) -> processor_sharing.Caller:
+    """Make the calls of a caller, each with what its prefill takes this engine."""
+    call = next(caller, None)
+    while call is not None:
+        prefill_sec = engine.call_sec + call.prompt_tokens * engine.prefill_sec
+        served = yield processor_sharing.Call(call.at, prefill_sec + call.extra_sec, call.work)
         try:
-            self._arrives(caller, caller.send(Served(admitted, first, done_sec)))
+            call = caller.send(served)
         except StopIteration:
-            pass
-        self._admit()
+            return
 
 
 def merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from sglang_instrument.testing.simulation.queueing import Call, Caller, Served
+from sglang_instrument.analysis.timing.processor_sharing import Served
+from sglang_instrument.testing.simulation.queueing import Call, Caller
 from sglang_instrument.testing.simulation.workload import Request, Turn
 
 MAIN: Final = 0  # number of the main thread's task
