@@ -12,11 +12,15 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from sglang_instrument import schema
-from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS, Column
+from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
+from sglang_instrument.analysis.tables.column import TYPES, Column
+from sglang_instrument.analysis.tables.registry import all_tables
+from sglang_instrument.analysis.tables.table import Table
 from sglang_instrument.analysis.verdict.detectors import CAUSES
 from sglang_instrument.analysis.verdict.evidence.detector import Cause
 from sglang_instrument.cli.main import COMMANDS, parser_of
 
+WORDS: Final = {"string": "text", "array": "list"}
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 
@@ -62,12 +66,55 @@ def columns() -> str:
 
 
 def _columns(of: dict[str, Column]) -> str:
-    rows = [f"| `{name}` | {_kind(column.kind)} | {column.meaning} |" for name, column in of.items()]
+    rows = [f"| `{name}` | {_type(column)} | {column.meaning} |" for name, column in of.items()]
     return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
 
 
-def _kind(kind: Any) -> str:
-    return "timestamp, UTC, microseconds" if kind.is_temporal() else str(kind).lower()
+def _type(column: Column) -> str:
+    """Return the type of a column, and its unit."""
+    if column.kind == "timestamp":
+        return "timestamp, UTC, microseconds"
+    return ", ".join(filter(None, (WORDS.get(TYPES[column.kind], TYPES[column.kind]), column.unit)))
+
+
+def answers() -> str:
+    """Return a section for each table that a command prints or a notebook asks, one row a column."""
+    return "\n\n".join(f"## {name}\n\n{_answer(table)}" for name, table in all_tables().items())
+
+
+def _answer(table: Table) -> str:
+    printed = [f"`{name} {table.option}`".replace(" `", "`") for name in table.commands]
+    places = [", ".join(printed)] if printed else []
+    places += [f'`run.table("{table.name}")`'] if table.make else []
+    places += ["`sql`"] if table.is_stored else []
+    rows = [
+        f"| {column.header if column.terminal else ''} | {_name_of(column)} | {_type(column)} "
+        f"| {column.meaning} |"
+        for column in table.columns
+    ]
+    head = ["| terminal | JSON, SQL, notebook | type | meaning |", "|---|---|---|---|"]
+    return "\n".join([f"A row is {table.row}. {'; '.join(places)}", "", *head, *rows])
+
+
+def _name_of(column: Column) -> str:
+    return f"`{column.name}`" if column.json or column.frame else ""
+
+
+def renamed() -> str:
+    """Return the names of columns in earlier versions and now, one row a column."""
+    rows = [
+        f"| {table.name} | {column.former_title} | {_code_of(column.formerly)} | {column.header} "
+        f"| {_name_of(column)} |"
+        for table in all_tables().values()
+        for column in table.columns
+        if column.formerly or column.former_title
+    ]
+    head = "| table | header, earlier | JSON and SQL, earlier | header, now | JSON and SQL, now |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
+
+
+def _code_of(name: str) -> str:
+    return f"`{name}`" if name else ""
 
 
 def causes() -> str:
@@ -133,4 +180,6 @@ _PARTS: Final = {
     "tables": tables,
     "columns": columns,
     "causes": causes,
+    "answers": answers,
+    "renamed": renamed,
 }

@@ -13,12 +13,12 @@ import polars as pl
 
 from sglang_instrument import __version__
 from sglang_instrument.analysis.answers.call_times import paths_of
-from sglang_instrument.analysis.answers.requests import request_table
 from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.long_runs.periods import PERIODS, launches_of, period_table, step_rows
 from sglang_instrument.analysis.run import opening
+from sglang_instrument.analysis.tables.registry import all_tables
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.safe_files.output import write_output
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NEXT: Final = 'run.summary(), run.requests(), run.plot("cdf"), run.report()'
-_FIRST: Final = ("step", "worker", "request_id")  # columns
-_LAST: Final = ("start_us", "end_us")
 _EXTRA: Final = "pip install 'sglang-instrument[report]'"
 
 
@@ -75,12 +73,29 @@ class Run(opening.Run):
             validate: Of validations instead of training steps.
 
         Returns:
-            The columns of `request_table`, without `validate`.
+            The columns of the table `requests`, without `validate`.
         """
         wanted = {"step": step, "worker": worker, "validate": validate}
         asked = {name: value for name, value in wanted.items() if value is not None}
-        table = request_table(self.everything).filter(**asked)
-        return table.select(*_FIRST, pl.exclude("validate", *_FIRST, *_LAST), *_LAST)
+        rows = self.table("requests").filter(**asked).drop("validate")
+        return rows.sort("duration_sec", "request_id", descending=[True, False])
+
+    def table(self, name: str) -> pl.DataFrame:
+        """Return a table of docs/reference/tables.md of the whole run, such as `run.table("turns")`.
+
+        Args:
+            name: Of the table.
+
+        Returns:
+            The columns that the reference describes.
+
+        Raises:
+            InstrumentError: There is no such table, or it depends on options of a command.
+        """
+        tables = {table.name: table for table in all_tables().values() if table.make is not None}
+        if name not in tables:
+            raise InstrumentError(f"no table {name!r}; the tables are: {', '.join(tables)}")
+        return tables[name].frame(self)
 
     def sql(self, query: str) -> pl.DataFrame:
         """Return the rows of a query in DuckDB's SQL over the tables of docs/reference/dataset.md.

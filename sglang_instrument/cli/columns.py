@@ -1,61 +1,58 @@
-"""Describe the columns of tables, and write the numbers of a column in one unit and one precision."""
+"""Write the numbers of a column in one unit and one precision, and explain columns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from sglang_instrument.analysis.tables.column import Cell, Column, Styled
+from sglang_instrument.analysis.tables.table import Table
 
 NOTHING: Final = "-"
 UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _TIMES: Final = ("time", "fine time")
+_WHOLE: Final = ("words", "count", "id", "ordinal", "moment", "flag")
 
 
-class Styled(NamedTuple):
-    """Words in a colour."""
-
-    words: str
-    style: str
-
-
-Cell = str | int | float | Styled | None
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        name: The header, without a unit.
-        meaning: What `--explain` prints.
-        kind: What the cells are: words; whole numbers; numbers with up to three decimals; shares of 1, which
-            are written in percent; seconds. Rows of a "time" are alike: the largest one decides how many
-            decimals all have. Rows of a "fine time" differ: the smallest one can be read, too.
-        gives_way: A narrow terminal leaves out the columns with a number, 1 first.
-        styles: Colours of words.
-    """
-
-    name: str
-    meaning: str
-    kind: Literal["words", "count", "number", "share", "time", "fine time"] = "words"
-    gives_way: int = 0
-    styles: Mapping[str, str] = field(default_factory=dict)
-
-
-def explanation(tables: Mapping[str, Sequence[Column]]) -> Iterable[tuple[str, str]]:
+def explanation(tables: Iterable[Table]) -> Iterable[tuple[str, str]]:
     """Yield what `--explain` prints, as pairs: a title and "", or the name of a column and its meaning."""
-    for title, columns in tables.items():
-        yield title, ""
-        for column in columns:
-            yield f"{column.name} %" if column.kind == "share" else column.name, column.meaning
-        if first := [column.name for column in leave_out(columns)]:
-            yield "", f"A narrow terminal leaves out, in this order: {', '.join(first)}."
+    for table in tables:
+        yield table.title, ""
+        shown = [column for column in table.columns if column.terminal]
+        for column in shown:
+            yield f"{column.header} %" if column.kind == "share" else column.header, _meaning(column)
+        if order := [column.header for column in leave_out(shown)]:
+            yield "", f"A narrow terminal leaves out, in this order: {', '.join(order)}."
+        hidden = [column for column in table.columns if not column.terminal]
+        if hidden:
+            yield "", f"Only {_places(table)} have:"
+        for column in hidden:
+            yield column.name, f"{column.meaning}{_in_brackets(column, '')}"
+
+
+def _meaning(column: Column) -> str:
+    """Return what a column of the terminal is, and its name where programs read it."""
+    name = column.name if column.json or column.frame else column.header
+    return f"{column.meaning}{_in_brackets(column, name if name != column.header else '')}"
+
+
+def _in_brackets(column: Column, name: str) -> str:
+    """Return the name, and the unit where the name does not end in it."""
+    unit = "" if column.name.endswith(("_sec", "_us")) else column.unit
+    words = ", ".join(filter(None, (name, unit)))
+    return f" [{words}]" if words else ""
+
+
+def _places(table: Table) -> str:
+    if table.is_stored:
+        return "--json, SQL and the notebook"
+    return "--json" if table.make is None else "--json and the notebook"
 
 
 def leave_out(columns: Sequence[Column]) -> list[Column]:
     """Return the columns that a narrow terminal leaves out, in this order."""
-    return sorted((one for one in columns if one.gives_way), key=lambda one: one.gives_way)
+    return sorted((column for column in columns if column.gives_way), key=lambda column: column.gives_way)
 
 
 def write(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[tuple[str, list[str]]]:
@@ -84,7 +81,7 @@ def _written(column: Column, cells: Sequence[Cell], scale: float, unit: str) -> 
     if column.kind == "share":
         scale, unit, sizes = 0.01, "%", [size * 100 for size in sizes]
     digits = _digits(column.kind, sizes)
-    return f"{column.name} {unit}".rstrip(), [_cell(cell, scale, digits) for cell in cells]
+    return f"{column.header} {unit}".rstrip(), [_cell(cell, scale, digits) for cell in cells]
 
 
 def _sizes(cells: Iterable[Cell]) -> list[float]:
@@ -100,7 +97,7 @@ def _unit(kind: str, sizes: list[float]) -> tuple[float, str]:
 
 def _digits(kind: str, sizes: list[float]) -> int:
     """Return the number of decimals of a column."""
-    if kind in ("words", "count") or not sizes:
+    if kind in _WHOLE or not sizes:
         return 0
     if kind == "share":
         return int(min(sizes) < 10)

@@ -4,20 +4,19 @@ import argparse
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sglang_instrument.cli.columns import Column, explanation
+from sglang_instrument.analysis.tables.table import Table
+from sglang_instrument.cli.columns import explanation
 from sglang_instrument.cli.plain import say
 
 
 class Explain(argparse.Action):
     """Print what each column is, and exit."""
 
-    def __init__(
-        self, option_strings: Sequence[str], dest: str, tables: Mapping[str, Sequence[Column]]
-    ) -> None:
-        """Take the tables by their titles."""
+    def __init__(self, option_strings: Sequence[str], dest: str, tables: Sequence[Table]) -> None:
+        """Take the tables of a command."""
         super().__init__(option_strings, dest, nargs=0, help="print what each column is")
         self._tables = tables
 
@@ -29,7 +28,7 @@ class Explain(argparse.Action):
         parser.exit()
 
 
-def _lines(tables: Mapping[str, Sequence[Column]]) -> list[str]:
+def _lines(tables: Sequence[Table]) -> list[str]:
     width = min(shutil.get_terminal_size((110, 24)).columns, 110)
     pairs = list(explanation(tables))
     names = max(len(name) for name, meaning in pairs if meaning)

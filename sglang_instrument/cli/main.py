@@ -11,6 +11,8 @@ from typing import Final, NoReturn
 
 from sglang_instrument import __version__
 from sglang_instrument.analysis.store.after_answer import answering
+from sglang_instrument.analysis.tables.table import Table
+from sglang_instrument.cli.answer import PrintSchema
 from sglang_instrument.cli.explain import Explain
 from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.select import losses
@@ -67,7 +69,8 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "trace": "analyse these traces: kernels, idle gaps, slow ranks",
     },
 }
-#: Each command's module: HELP, add_arguments(parser), run(args) -> int; of tables, TABLES for --explain.
+#: Each command's module: HELP, add_arguments(parser), run(args) -> int; of tables, TABLES for --explain, and
+#: ANSWER for --json-schema.
 COMMANDS: Final = {
     name: f"sglang_instrument.cli.commands.{name}" for group in GROUPS.values() for name in group
 }
@@ -153,8 +156,18 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 def _add_arguments(parser: argparse.ArgumentParser, command: ModuleType) -> None:
     command.add_arguments(parser)
-    if tables := getattr(command, "TABLES", None):
+    if tables := tables_of(command):
         parser.add_argument("--explain", action=Explain, tables=tables)
+    if answer := getattr(command, "ANSWER", None):
+        parser.add_argument("--json-schema", action=PrintSchema, answer=answer)
+
+
+def tables_of(command: ModuleType) -> list[Table]:
+    """Return the tables that a command prints."""
+    tables = getattr(command, "TABLES", ())
+    if isinstance(tables, dict):
+        return [Table(name, "", tuple(columns)) for name, columns in tables.items()]
+    return list(tables)
 
 
 def _run_command(name: str, arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.cli.columns import Column
+from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.cli.tables import print_line, print_table
 from sglang_instrument.profilers.from_outside.checking import CheckResult
 from sglang_instrument.profilers.switching import SwitchOutcome

@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from sglang_instrument.analysis.answers.as_json import as_json
-from sglang_instrument.cli.columns import Cell, Column, Styled, leave_out, write
+from sglang_instrument.analysis.tables.column import Cell, Column, Styled
+from sglang_instrument.analysis.tables.table import Row, Table
+from sglang_instrument.cli.columns import leave_out, write
 from sglang_instrument.plain_text import plain, plain_json
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_SEC: Final = 2.0
 _UNLIMITED: Final = 100_000  # columns of output that is no terminal
+_ON_THE_LEFT: Final = ("words", "flag", "timestamp", "list", "object")  # kinds
 _LEAST_WORDS: Final = 20  # a narrow terminal cuts the words of the first column to this many characters
 
 
@@ -39,7 +42,43 @@ def text(words: str, style: str = "") -> Text:
     return Text(plain(words), style)
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, title: str) -> None:
+def print_rows(
+    table: Table,
+    rows: Sequence[Row],
+    *,
+    title: str,
+    more: Sequence[Column] = (),
+    cells: Mapping[str, Callable[[Row], Cell]] | None = None,
+) -> None:
+    """Print rows of a table, and below them how to have its columns explained.
+
+    Args:
+        table: What declares the columns.
+        rows: By the names of the columns.
+        title: A line above the table.
+        more: Columns that only these rows have; each makes its own cells.
+        cells: Makes the cells of some columns of the table, by name.
+    """
+    made = cells or {}
+    columns = [column for column in table.columns if column.terminal and _is_shown(column, rows)]
+    columns += more
+    print_table(
+        columns,
+        [[made.get(column.name, column.cell_of)(row) for column in columns] for row in rows],
+        title=title,
+        explained=True,
+    )
+
+
+def _is_shown(column: Column, rows: Sequence[Row]) -> bool:
+    if column.optional and not any(column.name in row for row in rows):
+        return False
+    return not column.if_any or any(row.get(column.name) for row in rows)
+
+
+def print_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, title: str, explained: bool = False
+) -> None:
     """Print a table whole; only a terminal that is too narrow for it gets less. Without rows, say so.
 
     Then headers take a line a word. Then columns are left out in the order of `leave_out`. Then words of the
@@ -63,7 +102,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, ti
     for index in shown:
         table.add_column(
             written[index][0],
-            justify="left" if not index or columns[index].kind == "words" else "right",
+            justify="left" if not index or columns[index].kind in _ON_THE_LEFT else "right",
             no_wrap=True,
             overflow="ellipsis",
             width=widths[index] + (0 if index else min(0, spare)),
@@ -74,8 +113,10 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, ti
         console.print()
     console.print(text(title.removeprefix("\n"), "bold"), soft_wrap=console.width == _UNLIMITED)
     console.print(table)
-    if hidden := [column.name for at, column in enumerate(columns) if at not in shown]:
+    if hidden := [column.header for at, column in enumerate(columns) if at not in shown]:
         print_line(f"{console.width} columns leave out: {', '.join(hidden)}; `| less -S` shows all", "dim")
+    if explained:
+        print_line("--explain says what each column is", "dim")
 
 
 def room() -> int:

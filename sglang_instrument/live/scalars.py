@@ -20,7 +20,7 @@ _OF_TABLE: Final = {
     "step_sec": "duration_sec",
     "request_p50_sec": "p50_sec",
     "request_p99_sec": "p99_sec",
-    "tail_share": "tail",
+    "tail_share": "straggler_share",
     "tokens": "response_tokens",
 }
 

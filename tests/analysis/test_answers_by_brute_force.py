@@ -135,7 +135,7 @@ def test_each_request_is_the_sum_of_its_parts(made: Made) -> None:
             assert row["engine_sec"] == sec(sum(turn.engine for turn in one.turns))
             assert row["tool_sec"] == sec(sum(turn.tool for turn in one.turns))
             assert row["reward_sec"] == sec(one.reward)
-            assert row["rest_sec"] == sec(0)
+            assert row["other_sec"] == sec(0)
 
 
 @settings(max_examples=15, deadline=None)

@@ -72,12 +72,12 @@ def test_a_run_shows_a_short_card_with_its_verdict(run: Run, logs: Path) -> None
 def test_the_summary_has_a_row_per_step_whose_parts_add_up_to_the_wall_time(run: Run) -> None:
     summary = run.summary()
     assert summary["step"].to_list() == [1, 2, 3, 4]
-    spent = ("engine", "tool", "interaction", "reward", "between_steps", "rest")
+    spent = ("engine", "tool", "interaction", "reward", "between_steps", "other")
     assert summary.select(pl.sum_horizontal(f"{part}_sec" for part in spent)).to_series().to_list() == (
-        pytest.approx(summary["wall_sec"].to_list())
+        pytest.approx(summary["to_next_step_sec"].to_list())
     )
     windows = step_windows(run.digest).filter(~pl.col("validate"))
-    assert summary["wall_sec"].to_list() == pytest.approx(windows["wall_sec"].to_list())
+    assert summary["to_next_step_sec"].to_list() == pytest.approx(windows["wall_sec"].to_list())
     assert summary.row(2, named=True)["tool_sec"] > 9
     assert run.summary(validate=True)["step"].to_list() == [4]
 

@@ -43,7 +43,7 @@ def test_a_row_a_week_sums_up_its_steps(run: Run) -> None:
     assert (second["period"], second["begin"].isoformat()) == ("2026-W03", "2026-01-12")
     for row, own in ((first, steps[:3]), (second, steps[3:])):
         took = [one["duration_sec"] for one in own]
-        wall_sec = sum(one["wall_sec"] for one in own)
+        wall_sec = sum(one["to_next_step_sec"] for one in own)
         tokens = sum(one["response_tokens"] for one in own)
         assert row["steps"] == len(own)
         assert row["requests"] == sum(one["requests"] for one in own)

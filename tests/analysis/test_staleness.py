@@ -77,7 +77,7 @@ def test_the_trainers_own_id_of_a_sample_names_it(tmp_path: Path) -> None:
     run = AsyncRun(behind=99)
     run.rollouts[1] += sample("uuid", 10, 12, sample=7, weight_version=1)
     run.trainer[2].append(instant("samples_consumed", 20.5, samples=[7], weight_version=2))
-    assert fates_of(run, tmp_path).filter(used_step=2)["request_id"].to_list() == ["uuid"]
+    assert fates_of(run, tmp_path).filter(trained_step=2)["request_id"].to_list() == ["uuid"]
 
 
 def test_a_record_without_ids_tells_the_trainers_version_in_its_step(tmp_path: Path) -> None:
@@ -186,12 +186,13 @@ def test_requests_tell_the_step_that_trained_on_each_and_its_weights(
     folder = AsyncRun().write(tmp_path)
     assert main(["requests", str(folder), "--trained", "3", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["requests"]
-    assert [(row["step"], row["used_step"], row["weight_version"]) for row in rows] == [(2, 3, 2)] * 6
+    assert [(row["step"], row["trained_step"], row["weight_version"]) for row in rows] == [(2, 3, 2)] * 6
     assert main(["requests", str(folder), "--step", "4", "--json"]) == 0
-    assert {row["used_step"] for row in json.loads(capsys.readouterr().out)["requests"]} == {None}
+    assert {row["trained_step"] for row in json.loads(capsys.readouterr().out)["requests"]} == {None}
     assert main(["requests", str(folder)]) == 0
     header = capsys.readouterr().out.splitlines()[1]
-    assert header.split()[:4] == ["request", "step", "trained", "weights"]
+    assert header.startswith("request id")
+    assert "  trained step  weight version" in header
 
 
 def test_a_step_that_the_run_lacks_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,8 +67,8 @@ def test_each_instant_is_split_equally_over_the_spans_at_work(made: Made) -> Non
     length = made.spans[-1].end * TICK_US / 1e6
     table = {row["event"]: row for row in event_table(run.spans).iter_rows(named=True)}
     for event, row in table.items():
-        assert row["share"] * length == pytest.approx(expected[event], abs=1e-5)
-    assert sum(row["share"] for row in table.values()) == pytest.approx(1.0)
+        assert row["steps_share"] * length == pytest.approx(expected[event], abs=1e-5)
+    assert sum(row["steps_share"] for row in table.values()) == pytest.approx(1.0)
 
 
 @settings(max_examples=25, deadline=None)
@@ -148,7 +148,7 @@ def test_the_step_table_equals_a_plain_pass_over_the_lines(
             for place in places
             for line in told.requests[place]
         ]
-        assert row["tail"] == pytest.approx(tail(done), abs=1e-4)
+        assert row["straggler_share"] == pytest.approx(tail(done), abs=1e-4)
         interval = (begun[step + 1] - begun[step]) / 1e6 if step < steps else None
         assert row["interval_sec"] == pytest.approx(interval)
         assert sum(row[f"share_{phase}"] for phase in PHASES) == pytest.approx(1.0, abs=1e-3)
@@ -191,8 +191,8 @@ def test_parallel_tools_are_siblings_and_are_not_counted_twice(tmp_path: Path) -
     write_step(tmp_path, Made(spans, {1: 0, 2: 1, 3: 1}))
     table = {row["event"]: row for row in event_table(open_run(tmp_path).spans).iter_rows(named=True)}
     assert table["tool"]["total_sec"] == pytest.approx(5.0)
-    assert table["tool_execution"]["self_sec"] == pytest.approx(1.0)
-    assert table["tool"]["share"] == pytest.approx(30 / 50)
+    assert table["tool_execution"]["without_nested_sec"] == pytest.approx(1.0)
+    assert table["tool"]["steps_share"] == pytest.approx(30 / 50)
 
 
 def test_requests_of_a_log_without_tasks_nest_by_request(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_task_whose_spawner_is_unknown_lies_below_the_step(tmp_path: Path) -> 
     spans = [Span("mine", 7, 10, 30), Span("total_step_duration", 0, 0, 50)]
     write_step(tmp_path, Made(spans, {}))
     table = {row["event"]: row for row in event_table(open_run(tmp_path).spans).iter_rows(named=True)}
-    assert table["total_step_duration"]["self_sec"] == pytest.approx(3.0)
+    assert table["total_step_duration"]["without_nested_sec"] == pytest.approx(3.0)
 
 
 def test_instant_events_are_counted_and_have_no_times(tmp_path: Path) -> None:

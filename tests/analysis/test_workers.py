@@ -58,8 +58,8 @@ def test_blame_is_the_shapley_value_and_gain_what_the_last_one_alone_could_save(
         table = {row["worker"]: row for row in barrier_table(open_run(folder).digest).iter_rows(named=True)}
     for worker, blame in enumerate(shapley(arrivals)):
         others = [arrival for other, arrival in enumerate(arrivals) if other != worker]
-        assert table[worker]["blame_sec"] == pytest.approx(blame, abs=1e-5)
-        assert table[worker]["gain_alone_sec"] == pytest.approx(
+        assert table[worker]["caused_wait_sec"] == pytest.approx(blame, abs=1e-5)
+        assert table[worker]["possible_saving_sec"] == pytest.approx(
             max(0, arrivals[worker] - max(others)), abs=1e-5
         )
         assert table[worker]["arrival_sec"] == pytest.approx(arrivals[worker] - min(arrivals), abs=1e-5)
@@ -69,8 +69,8 @@ def test_blame_is_the_shapley_value_and_gain_what_the_last_one_alone_could_save(
 def test_three_that_come_together_share_the_blame(tmp_path: Path) -> None:
     write_barrier(tmp_path, [0, 100, 100, 100])
     table = barrier_table(open_run(tmp_path).digest)
-    assert table["blame_sec"].to_list() == pytest.approx([0, 100 / 3, 100 / 3, 100 / 3])
-    assert table["gain_alone_sec"].to_list() == pytest.approx([0] * 4)
+    assert table["caused_wait_sec"].to_list() == pytest.approx([0, 100 / 3, 100 / 3, 100 / 3])
+    assert table["possible_saving_sec"].to_list() == pytest.approx([0] * 4)
 
 
 def test_a_skewed_clock_changes_nothing_and_is_shown(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import terminal
 
-from sglang_instrument.cli import step_tables
-from sglang_instrument.cli.columns import Column, write
-from sglang_instrument.cli.main import COMMANDS, main
+from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.cli.columns import write
+from sglang_instrument.cli.main import COMMANDS, main, tables_of
 from sglang_instrument.cli.numbers import duration, durations
 from sglang_instrument.testing import Hang, SlowEngine, synthetic_run
 
@@ -54,6 +54,10 @@ def printed(capsys):
     return run
 
 
+def tables_printed_by(command):
+    return tables_of(importlib.import_module(COMMANDS[command]))
+
+
 def headers_of(text):
     """Return the header of each table, by its rule."""
     lines = text.splitlines()
@@ -83,16 +87,16 @@ def test_output_that_is_no_terminal_has_every_column(logs, printed, monkeypatch,
     whole = printed(command, logs, *ASKED[command])
     assert "leave out" not in whole
     assert "…" not in whole
-    tables = importlib.import_module(COMMANDS[command]).TABLES
-    first = next(iter(tables.values()))
-    if command == "summary":  # small parts of the ledger have no column
-        first = [column for column in first if column.name not in step_tables.PARTS]
-    if command == "requests":  # of asynchronous training only
-        first = [column for column in first if column.name not in ("trained", "weights")]
+    # Columns of other kinds of runs, and small parts of the ledger, are left out.
+    first = [
+        column
+        for column in tables_printed_by(command)[0].columns
+        if column.terminal and not (column.if_any or column.optional)
+    ]
     if command == "staleness":  # this run's samples say nothing of weights
         assert "nothing was recorded" in whole
     elif command != "gaps":  # this run has no plateau
-        assert [column.name for column in first if f"{column.name} " not in headers_of(whole)[0] + " "] == []
+        assert [one.header for one in first if f"{one.header} " not in headers_of(whole)[0] + " "] == []
     monkeypatch.setenv("COLUMNS", "80")
     assert printed(command, logs, *ASKED[command]) == whole
 
@@ -101,7 +105,8 @@ def test_a_narrow_terminal_names_the_columns_that_it_leaves_out(logs):
     wide = terminal.shown_plain(200, "requests", logs)
     assert "leave out" not in wide
     narrow = " ".join(terminal.shown_plain(60, "requests", logs).split())
-    assert "60 columns leave out: worker, interaction, rest, turns, reward; `| less" in narrow
+    left_out = "step, worker, interaction, reward time, other, turns, reward"
+    assert f"60 columns leave out: {left_out}; `| less" in narrow
     # The first to go is the one that --explain names first.
     barely = terminal.shown_plain(70, "requests", logs)
     assert "70 columns leave out:" in barely
@@ -164,11 +169,11 @@ TABLED = [name for name in COMMANDS if hasattr(importlib.import_module(COMMANDS[
 @pytest.mark.parametrize("command", TABLED)
 def test_explain_says_what_each_column_is_and_needs_no_run(printed, command):
     told = " ".join(printed(command, "--explain").split())
-    for title, columns in importlib.import_module(COMMANDS[command]).TABLES.items():
-        assert title in told
-        for column in columns:
+    for table in tables_printed_by(command):
+        assert table.title in told
+        for column in table.columns:
             assert column.meaning, column.name
-            assert f"{column.name} " in told
+            assert f"{column.header if column.terminal else column.name} " in told
             assert " ".join(column.meaning.split()) in told
 
 
@@ -178,8 +183,8 @@ def test_every_command_that_prints_a_table_explains_it():
 
 @pytest.mark.parametrize("command", ASKED)
 def test_every_header_that_is_printed_is_explained(logs, printed, command):
-    tables = importlib.import_module(COMMANDS[command]).TABLES.values()
-    names = {re.sub(r"\d+$", "N", column.name) for columns in tables for column in columns}
+    columns = [column for table in tables_printed_by(command) for column in table.columns]
+    names = {re.sub(r"\d+$", "N", column.header) for column in columns}
     shown = printed(command, logs, *ASKED[command]) + printed(command, logs, *ASKED[command], "--step", 2)
     for header in filter(None, headers_of(shown)):
         for one in re.split(r"\s{2,}", header.strip()):

@@ -94,7 +94,7 @@ def test_events_are_those_of_the_engine_without_shares(
     events = {row["event"]: row for row in answer(capsys, "events", servers)["events"]}
     every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
     assert events["engine_request"]["count"] == len(every)
-    assert {row["share"] for row in events.values()} == {None}
+    assert {row["steps_share"] for row in events.values()} == {None}
     assert ALONE in printed(capsys, "events", servers)
 
 

@@ -113,10 +113,14 @@ MAY_IMPORT = {
     "analysis.verdict": LEDGER
     | ROUTING
     | {"analysis.verdict.evidence", "analysis.verdict.detectors", "analysis.verdict.detectors.calls"},
-    "analysis.dataset": ANSWERS,
+    "analysis.tables": ANSWERS,
+    "analysis.tables.rollout": ANSWERS | {"analysis.tables"},
+    "analysis.tables.engine": ANSWERS | {"analysis.tables"},
+    "analysis.tables.run": ANSWERS | {"analysis.tables"},
+    "analysis.dataset": ANSWERS | {"analysis.tables", "analysis.tables.run"},
     "analysis.long_runs": ANSWERS | {"package"},
     "analysis": ANSWERS
-    | {"analysis.dataset", "analysis.long_runs"}
+    | {"analysis.dataset", "analysis.long_runs", "analysis.tables"}
     | {"package", "report.figures", "report.html"},
     "collect": {"words", "safe_files"},
     "live.counting": {"words", "analysis.reading"},
@@ -139,7 +143,8 @@ MAY_IMPORT = {
 }
 BELOW = {below for allowed in MAY_IMPORT.values() for below in allowed} | set(MAY_IMPORT)
 MAY_IMPORT["cli"] = BELOW
-MAY_IMPORT["cli.commands"] = BELOW | {"cli"}
+MAY_IMPORT["cli.summaries"] = BELOW | {"cli"}
+MAY_IMPORT["cli.commands"] = BELOW | {"cli", "cli.summaries"}
 
 LONGEST_FILE = 350  # lines
 LONGER_FILES = {}  # name: the reason

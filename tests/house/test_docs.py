@@ -12,7 +12,7 @@ from msgspec import structs
 import sglang_instrument
 from sglang_instrument import analysis, config, schema
 from sglang_instrument.analysis.verdict.detectors import CAUSES
-from sglang_instrument.cli.main import COMMANDS
+from sglang_instrument.cli.main import COMMANDS, tables_of
 from sglang_instrument.config import PREFIX, Config
 
 SETTINGS = (ROOT / "docs/reference/settings.md").read_text()
@@ -151,8 +151,8 @@ def test_the_output_that_is_shown_has_the_columns_that_are_printed():
     commands = [
         importlib.import_module(COMMANDS[name]) for name in ("summary", "workers", "requests", "servers")
     ]
-    columns = [column for command in commands for table in command.TABLES.values() for column in table]
-    known = {word for column in columns for word in column.name.split()} | {"s", "%"}
+    columns = [column for command in commands for table in tables_of(command) for column in table.columns]
+    known = {word for column in columns for word in column.header.split()} | {"s", "%"}
     screens = "docs/how-to/watch.md"  # tests/live/test_terminal.py draws them
     shown = [block for block in blocks("text") if "──" in block.text and block.page != screens]
     pages = {"README.md", "docs/tutorial/first-run.md", "docs/how-to/engine.md", "docs/how-to/servers.md"}

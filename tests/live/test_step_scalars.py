@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_summary(made, step):
     assert numbers["requests"] == row["requests"] == 64
     assert numbers["request_p50_sec"] == row["p50_sec"]
     assert numbers["request_p99_sec"] == row["p99_sec"]
-    assert numbers["tail_share"] == row["tail"]
+    assert numbers["tail_share"] == row["straggler_share"]
     assert numbers["tokens_per_sec"] == row["response_tokens"] / row["duration_sec"]
 
 

@@ -114,7 +114,7 @@ def test_a_single_key_acts_only_within_the_timeline(page: Browser) -> None:
 def test_tabs_tell_which_is_chosen_and_follow_the_arrow_keys(page: Browser) -> None:
     page.draw_all().do("document.getElementById('heat-tab-arrival_sec').focus()")
     press(page, Keys.ARROW_RIGHT)
-    assert page.js("document.activeElement.id") == "heat-tab-blame_sec"
+    assert page.js("document.activeElement.id") == "heat-tab-caused_wait_sec"
     chosen = "[...document.querySelectorAll('#heat-tabs [aria-selected=true]')].map(one => one.innerText)"
     assert page.js(chosen) == ["Blame"]
     page.until("document.getElementById('chart-heat').getAttribute('aria-label').startsWith('Blame')")

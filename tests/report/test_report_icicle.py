@@ -81,7 +81,7 @@ def test_a_box_is_as_wide_as_the_time_of_its_event(page: Browser, run: Run, scop
 
 def test_wall_times_are_those_of_the_command_events(page: Browser, run: Run) -> None:
     spans = run.read_spans(step=67)
-    shares = dict(event_table(spans).select("event", "share").iter_rows())
+    shares = dict(event_table(spans).select("event", "steps_share").iter_rows())
     own = page.js(
         f"[...{STATE}.tree.nodes.values()].map(one => [one.event, one.own / {STATE}.tree.nodes.get(-1).all])"
     )

@@ -26,7 +26,7 @@ _IMPORTED = (
     "sglang_instrument.analysis.long_runs.plan",
     "sglang_instrument.analysis.long_runs.prune",
     "sglang_instrument.analysis.long_runs.summary",
-    "sglang_instrument.cli.long_summary",
+    "sglang_instrument.cli.summaries.large_run",
     "sglang_instrument.collect.by_bucket",
     "sglang_instrument.collect.gather",
     "sglang_instrument.live.serving.counters",

@@ -15,12 +15,11 @@ def request_table(digest: Digest) -> pl.DataFrame:
         step, validate, worker, request_id, start_us, end_us, duration_sec, turns, response_tokens,
         finish_reason, reward, error: as logged; engine_sec, tool_sec, interaction_sec, reward_sec: the time
         in each kind of work, without spans inside another of their kind; concurrent tools count one by one;
-        rest_sec: the duration minus all of these, at least 0.
+        other_sec: the duration minus all of these, at least 0.
     """
-    rest = pl.col("duration_sec") - sum((pl.col(f"{kind}_sec") for kind in KINDS), start=pl.lit(0.0))
-    table = (
-        digest.of_workers().requests.drop("source", "role").with_columns(rest_sec=rest.clip(lower_bound=0.0))
-    )
+    other = pl.col("duration_sec") - sum((pl.col(f"{kind}_sec") for kind in KINDS), start=pl.lit(0.0))
+    requests = digest.of_workers().requests.drop("source", "role")
+    table = requests.with_columns(other_sec=other.clip(lower_bound=0.0))
     return table.sort("duration_sec", "request_id", descending=[True, False])
 
 

@@ -122,6 +122,7 @@ def calls_as_turn(run: Run) -> dict[str, Any]:
     """Return the engine's calls as a row of `turn_table` whose turn is null: only callers know theirs."""
     requests = cached_engine_requests(run)
     known, times = requests.drop_nulls(["prompt_tokens", "cached_tokens"]), _times(requests)
+    prompts, cached = (_sum(known[name]) for name in ("prompt_tokens", "cached_tokens"))
     return {
         "step": None,
         "validate": False,
@@ -133,7 +134,9 @@ def calls_as_turn(run: Run) -> dict[str, Any]:
         "engine_p50_sec": times["p50_sec"],
         "engine_p99_sec": times["p99_sec"],
         "response_tokens": _sum(requests["completion_tokens"]),
-        **{name: _sum(known[name]) for name in ("prompt_tokens", "cached_tokens")},
+        "prompt_tokens": prompts,
+        "cached_tokens": cached,
+        "cached_share": cached / prompts if prompts and cached is not None else None,
     }
 
 

@@ -28,8 +28,8 @@ def step_table(digest: Digest) -> pl.DataFrame:
         unaccounted_sec: Time of the slowest worker's step that no part of the step covers.
         requests, response_tokens: Their number, and the tokens that the model wrote; null if not logged.
         p50_sec, p99_sec, max_sec: Of the requests' durations, interpolated linearly.
-        tail: 1 - t80 / t100, the share of time in which the last 20 % of the requests run; t80 and t100 are
-            the seconds from their worker's start of the step until 80 % and all of them are done.
+        straggler_share: 1 - t80 / t100, the share of time in which the last 20 % of the requests run; t80 and
+            t100 are the seconds from their worker's start of the step until 80 % and all of them are done.
         share_<phase>: The phase's share, from 0 to 1, of all workers' time, by `wall_sec` and `counts_for`.
         start_us: Earliest start, on the clock of that worker's host.
     """
@@ -106,7 +106,7 @@ def _request_columns(digest: Digest, workers: pl.DataFrame, key: list[str]) -> p
         p50_sec=duration.quantile(0.5, "linear"),
         p99_sec=duration.quantile(0.99, "linear"),
         max_sec=duration.max(),
-        tail=pl.when(done.max() > 0).then(1 - by_80_percent / done.max()),
+        straggler_share=pl.when(done.max() > 0).then(1 - by_80_percent / done.max()),
     )
 
 

@@ -25,9 +25,9 @@ def barrier_table(digest: Digest) -> pl.DataFrame:
         step, validate, barrier, worker: Which.
         arrival_sec: Seconds after the first worker arrived.
         wait_sec: Its wait.
-        blame_sec: Its share of the time between the first and the last arrival: the waiting at each time is
-            split equally over the workers still missing (the Shapley value of the airport game).
-        gain_alone_sec: The time saved if it alone had been as fast as the next slowest.
+        caused_wait_sec: Its share of the time between the first and the last arrival: the waiting at each
+            time is split equally over the workers still missing (the Shapley value of the airport game).
+        possible_saving_sec: The time saved if it alone had been as fast as the next slowest.
         doubt: Why this is not enough evidence; null if it is.
     """
     waits = numbered_barriers(digest).with_columns(wait_sec=(pl.col("end_us") - pl.col("start_us")) / 1e6)
@@ -40,18 +40,20 @@ def barrier_table(digest: Digest) -> pl.DataFrame:
     alone = pl.len().over(BARRIER) == 1
     table = table.with_columns(share=share)  # a column of its own: older polars cannot nest windows
     table = table.with_columns(
-        blame_sec=pl.col("share").cum_sum().over(BARRIER),
-        gain_alone_sec=pl.when(last & ~alone).then(pl.col("arrival_sec") - before).otherwise(0.0),
+        caused_wait_sec=pl.col("share").cum_sum().over(BARRIER),
+        possible_saving_sec=pl.when(last & ~alone).then(pl.col("arrival_sec") - before).otherwise(0.0),
     )
     table = table.join(_doubts(digest, waits), on=BARRIER, how="left", maintain_order="left")
-    return table.select(*BARRIER, "worker", "arrival_sec", "wait_sec", "blame_sec", "gain_alone_sec", "doubt")
+    times = ("arrival_sec", "wait_sec", "caused_wait_sec", "possible_saving_sec")
+    return table.select(*BARRIER, "worker", *times, "doubt")
 
 
 def blame_table(digest: Digest) -> pl.DataFrame:
     """Return one row per worker, the most to blame first, over all barriers without doubt.
 
     Returns:
-        worker, barriers; last: how often it arrived last; wait_sec, blame_sec, gain_alone_sec: sums.
+        worker, barriers; last: how often it arrived last; wait_sec, caused_wait_sec and
+        possible_saving_sec: sums.
     """
     certain = barrier_table(digest).filter(pl.col("doubt").is_null())
     latest = pl.col("arrival_sec") == pl.col("arrival_sec").max().over(BARRIER)
@@ -62,10 +64,10 @@ def blame_table(digest: Digest) -> pl.DataFrame:
             barriers=pl.len().cast(pl.Int64),
             last=pl.col("latest").sum().cast(pl.Int64),
             wait_sec=pl.col("wait_sec").sum(),
-            blame_sec=pl.col("blame_sec").sum(),
-            gain_alone_sec=pl.col("gain_alone_sec").sum(),
+            caused_wait_sec=pl.col("caused_wait_sec").sum(),
+            possible_saving_sec=pl.col("possible_saving_sec").sum(),
         )
-        .sort("blame_sec", "worker", descending=[True, False])
+        .sort("caused_wait_sec", "worker", descending=[True, False])
     )
 
 
@@ -177,7 +179,7 @@ def chain_of(
         _link(part, others["sec"].filter(others["part"] == part[0, "part"]), count) for part in _parts(mine)
     ]
     place = (step, validate, latest["barrier"], latest["worker"])
-    return Chain(*place, latest["gain_alone_sec"], latest["wait_sec"], float(mine["sec"].sum()), links)
+    return Chain(*place, latest["possible_saving_sec"], latest["wait_sec"], float(mine["sec"].sum()), links)
 
 
 def _parts(pieces: pl.DataFrame) -> list[pl.DataFrame]:

@@ -95,7 +95,7 @@ def _of_steps(digest: Digest, whole: Digest) -> pl.DataFrame:
         tokens=pl.col("response_tokens") / pl.col("requests"),
         p50="p50_sec",
         p99="p99_sec",
-        tail="tail",
+        tail="straggler_share",
         between="between",
         **{part: pl.col(f"share_{part}") * duration for part in _PARTS},
     )

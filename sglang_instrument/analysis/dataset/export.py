@@ -25,7 +25,7 @@ from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.safe_files.output import writing_output
 from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 5  # of a dataset; raise it when columns or their meaning change
+_LAYOUT: Final = 6  # of a dataset; raise it when columns or their meaning change
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "_manifest.json"  # Spark, Ray and pyarrow skip names that begin with an underscore
 _LOCK: Final = "_lock"

@@ -1,5 +1,6 @@
 """Ask a dataset in SQL, by DuckDB, which may read this dataset and nothing else."""
 
+import re
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -9,7 +10,7 @@ import polars as pl
 
 from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
 from sglang_instrument.analysis.dataset.export import write_tables, writing
-from sglang_instrument.analysis.dataset.views import make_views, pattern, quoted
+from sglang_instrument.analysis.dataset.views import add_comments, make_views, pattern, quoted
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.span_files import SPANS
@@ -18,6 +19,7 @@ from sglang_instrument.errors import InstrumentError
 from sglang_instrument.safe_files.folder import SafeFolder
 
 _EXTRA: Final = "pip install 'sglang-instrument[sql]'"
+_COMMENTS: Final = re.compile(r"\bcomment\b|\bduckdb_(columns|views|tables)\b", re.IGNORECASE)
 _CONFIG: Final = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -69,6 +71,8 @@ def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.Data
     try:
         with duckdb.connect(config=_CONFIG) as connection:
             make_views(connection, dataset)
+            if _COMMENTS.search(statement):
+                add_comments(connection)  # a tenth of a second
             _lock(connection, dataset, result)
             rows = f"FROM (\n{statement}\n)"
             columns = connection.execute(f"DESCRIBE {rows}").fetchall()

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.dataset.columns import TABLES, schema_of
+from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS, schema_of
 from sglang_instrument.analysis.run.span_files import NULL_PARTITION, SPANS
+from sglang_instrument.analysis.tables.registry import stored_tables
+from sglang_instrument.analysis.tables.run.spans import FIELDS
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular
 
@@ -19,6 +21,7 @@ _TYPES: Final[dict[Any, str]] = {
     pl.Datetime("us", "UTC"): "TIMESTAMPTZ",
 }
 #: DuckDB before 2.0 does not know the name of the partition for null, and cannot cast it.
+_KINDS: Final = "SELECT table_name, table_type FROM information_schema.tables"
 _PARTITIONS: Final = {
     "run_id": f"nullif(run_id, '{NULL_PARTITION}')",
     "step": "try_cast(step AS BIGINT)",
@@ -48,6 +51,20 @@ def make_views(connection: Any, dataset: Path) -> None:
     connection.execute(_FIELDS)
 
 
+def add_comments(connection: Any) -> None:
+    """Add to the views what their rows and columns are: `duckdb_views()` and `duckdb_columns()` list it."""
+    rows = {name: table.row for name, table in {**stored_tables(), FIELDS.name: FIELDS}.items()}
+    kinds = dict(
+        connection.execute("SELECT table_name, table_type FROM information_schema.tables").fetchall()
+    )
+    for name, columns in {**TABLES, **VIEWS}.items():
+        kind = "VIEW" if kinds[name] == "VIEW" else "TABLE"
+        connection.execute(f"COMMENT ON {kind} {name} IS {_text(f'a row is {rows[name]}')}")
+        for column in columns.values():
+            meaning = _text("; ".join(filter(None, (column.meaning, column.unit))))
+            connection.execute(f'COMMENT ON COLUMN {name}."{column.name}" IS {meaning}')
+
+
 def _view(connection: Any, dataset: Path, name: str) -> str:
     """Return the statement that makes a view; of a table without files, an empty table."""
     below = f"{SPANS}/*/*/*.parquet" if name == SPANS else f"{name}.parquet"
@@ -63,8 +80,9 @@ def _view(connection: Any, dataset: Path, name: str) -> str:
 
 def _read(table: str, column: str, written: set[str]) -> str:
     """Return what a column of a table is; one that a dataset of an earlier version lacks is null."""
+    formerly = TABLES[table][column].formerly
     if column not in written:
-        return f"CAST(NULL AS {_TYPES[schema_of(table)[column]]})"
+        return f'"{formerly}"' if formerly in written else f"CAST(NULL AS {_TYPES[schema_of(table)[column]]})"
     partition = _PARTITIONS.get(column) if table == SPANS else None
     return partition or f'"{column}"'  # `group` is a word of SQL
 
@@ -87,4 +105,8 @@ def pattern(dataset: Path, below: str = "") -> str:
 
 def quoted(path: Path) -> str:
     """Return a path as a text of SQL."""
-    return "'" + str(path).replace("'", "''") + "'"
+    return _text(str(path))
+
+
+def _text(words: str) -> str:
+    return "'" + words.replace("'", "''") + "'"

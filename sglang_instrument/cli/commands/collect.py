@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.columns import Cell, Column, Styled
+from sglang_instrument.analysis.tables.column import Cell, Column, Styled
 from sglang_instrument.cli.numbers import count
 from sglang_instrument.cli.profile_tables import size
 from sglang_instrument.cli.tables import print_json, print_line, print_table, progress_line

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import NOTHING, Column
+from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.commands.settings_tables import DIFFERENCES, json_of, print_differences
 from sglang_instrument.cli.numbers import durations, percent, significant
 from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told, reading

@@ -6,10 +6,12 @@ import argparse
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.engine.requests import ENGINE_REQUESTS
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import NOTHING, Column
+from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.numbers import percent
-from sglang_instrument.cli.tables import print_json, print_line, print_table
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, print_table
 from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
@@ -21,31 +23,6 @@ _KINDS: Final = ("queue", "prefill", "decode")
 _OF_CALLERS: Final = ("worker", "event", "turns", "finish_reason", "cdf")  # options
 #: What commands say where only the engine's processes logged.
 ALONE: Final = "no worker logged, so steps and turns are not known"
-REQUESTS: Final = (
-    Column("rid", "the engine's id of the request"),
-    Column("step", "the training step in whose time it began", "count", gives_way=3),
-    Column("scheduler", "the process that ran it", gives_way=1),
-    Column("time", "from its arrival to its end", "time"),
-    Column("queue", "waiting for a place in the running batch", "time"),
-    Column("prefill", "reading the prompt", "time"),
-    Column("decode", "writing the reply", "time"),
-    Column("retracted", "how often the engine took it out of its batch to free memory", "count", gives_way=4),
-    Column("prompt", "tokens of the prompt", "count", gives_way=2),
-    Column("written", "tokens of the reply", "count"),
-)
-CALLS: Final = (
-    Column("turn", "the turn that called, from 1", "count"),
-    Column("scheduler", "the process that ran the call", gives_way=1),
-    Column("time", "of the call, as the caller measured it", "time"),
-    Column("queue", "waiting for a place in the running batch", "time"),
-    Column("prefill", "reading the prompt", "time"),
-    Column("decode", "writing the reply", "time"),
-    Column(
-        "outside", "the rest of the call: tokenizers, transport, waiting for the caller's loop", "time", 2
-    ),
-    Column("retracted", "how often the engine took the call out of its batch to free memory", "count", 3),
-    Column("why", "what made the call long"),
-)
 SERVERS: Final = (
     Column("server", "the engine that served the requests"),
     Column("requests", "how many it served", "count"),
@@ -94,25 +71,12 @@ def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
     rows = requests.head(args.limit).to_dicts()
     alone = are_servers_alone(opened)
     if args.json:
-        print_json(
-            {"folder": str(opened.folder), "engine_requests": rows, **({"requests": []} if alone else {})}
-        )
+        callers: dict[str, Any] = {"requests": []} if alone else {}
+        engine_requests = ENGINE_REQUESTS.in_json(rows)
+        print_json({"folder": str(opened.folder), "engine_requests": engine_requests, **callers})
         return 0
     title = f"{opened.name}: the slowest of {len(requests):,} requests of the engine"
-    shown = [
-        (
-            row["rid"],
-            row["step"],
-            row["scheduler"],
-            row["duration_sec"],
-            *(row[f"{kind}_sec"] for kind in _KINDS),
-            row["retractions"],
-            row["prompt_tokens"],
-            row["completion_tokens"],
-        )
-        for row in rows
-    ]
-    print_table(REQUESTS, shown, title=title)
+    print_rows(ENGINE_REQUESTS, rows, title=title)
     print_line(engine_line(engine_summary_of(requests)))
     if alone:
         print_line(f"{ALONE}; these are the engine's requests, by rid: a turn of a rollout is one of them")
@@ -196,22 +160,6 @@ def print_windows(opened: Run, window_sec: float | None = None) -> None:
 
 def _clock(begin_us: int) -> str:
     return datetime.fromtimestamp(begin_us / 1e6, timezone.utc).strftime("%m-%d %H:%M:%S")
-
-
-def print_calls(calls: list[dict[str, Any]]) -> None:
-    """Print the calls of one request."""
-    shown = [
-        (
-            None if call["turn"] is None else call["turn"] + 1,
-            call["scheduler"],
-            call["call_sec"],
-            *(call[f"{kind}_sec"] for kind in (*_KINDS, "outside")),
-            call["retractions"],
-            call["why"] or None,
-        )
-        for call in calls
-    ]
-    print_table(CALLS, shown, title="\nwhat SGLang's own processes logged for each call")
 
 
 def engine_line(engine: dict[str, Any]) -> str:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.tables.from_fields import with_logged_fields
+from sglang_instrument.analysis.tables.rollout.events import EVENTS
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import Column
+from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.commands import engine_logs
-from sglang_instrument.cli.commands.field_columns import (
-    add_fields,
-    add_values,
-    cells_of,
-    columns_of,
-    read_fields,
-)
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.commands.field_columns import add_fields, add_values, columns_of, read_fields
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -27,28 +23,19 @@ Show the events of a run: how often each happened, how long it took, and its sha
     sglang-instrument events logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument events logs/gsm8k_600 --fields tool_calls,tokens:max     # any field of the log
 
---json prints {"folder", "step" (of several, a list), "worker", "validate", "events": [{"event", "phase",
-"count", "total_sec", "self_sec", "share" (0 to 1), "p50_sec", "p99_sec", "max_sec", with --fields also
-"fields": {NAME: value}}]}; null where an event has no duration, and for "share" where only the engine's
-processes logged."""
+    event                         share of steps %  count  total s  without nested s  p50 s  p99 s  max s
+    engine_async_generate_actual              84.1    310    554.3             554.3   0.98  11.20  41.20
+    tool_execution                             2.6     97     18.1              17.9   0.11   0.80   1.91"""
 
 _SHOWN: Final = 24  # rows that fit one screen
-_EVENTS: Final = (
-    Column("event", "its name in the log"),
-    Column(
-        "share",
-        "of the steps' wall time: each instant is split equally among the innermost spans open at it, so "
-        "that the shares add up to 100",
-        "share",
-    ),
-    Column("count", "how often it happened", "count"),
-    Column("total", "sum of the durations; nested and concurrent spans count again", "time"),
-    Column("self", "the same without the time of nested spans", "time", gives_way=1),
-    Column("p50", "half of them took at most this long", "fine time", gives_way=2),
-    Column("p99", "99 % of them took at most this long", "fine time"),
-    Column("max", "the longest one", "fine time"),
-)
-TABLES: Final = {"events": _EVENTS}
+TABLES: Final = (EVENTS,)
+ANSWER: Final = {
+    "folder": FOLDER,
+    "step": Key("integer or array", "the chosen steps: one number, or a list; null for all"),
+    "worker": Key("integer", "the chosen worker; null for all"),
+    "validate": Key("boolean", "whether these are validations"),
+    "events": Key(EVENTS),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
     timed = pl.col("duration_sec").is_not_null()
     table = event_table(events.filter(timed), events.filter(~timed))
     if alone:  # a share is one of the steps' time
-        table = table.with_columns(share=pl.lit(None, pl.Float64))
-    rows = table.to_dicts()
+        table = table.with_columns(steps_share=pl.lit(None, pl.Float64))
+    chosen = {"steps": steps, "worker": args.worker, "validate": args.validate}
+    rows = with_logged_fields(EVENTS, opened, table, ["event"], **chosen).to_dicts()
     add_values(rows, fields, sums, ["event"])
     if args.json:
         _print_json(opened, args, steps, rows)
@@ -96,18 +84,16 @@ def _print_json(
 ) -> None:
     step = steps[0] if steps and len(steps) == 1 else steps
     asked = {"step": step, "worker": args.worker, "validate": args.validate}
-    print_json({"folder": str(opened.folder), **asked, "events": events})
+    print_json({"folder": str(opened.folder), **asked, "events": EVENTS.in_json(events)})
 
 
 def _print_table(
     opened: Run, args: argparse.Namespace, steps: list[int] | None, events: list[dict[str, Any]]
 ) -> None:
     shown = events if args.all else events[:_SHOWN]
-    times = [f"{name}_sec" for name in ("total", "self", "p50", "p99", "max")]
-    rows = [[*(row[name] for name in ("event", "share", "count", *times)), *cells_of(row)] for row in shown]
     of_worker = "" if args.worker is None else f", worker {args.worker}"
     title = f"{opened.name}{select.named(steps, validate=args.validate)}{of_worker}"
-    print_table([*_EVENTS, *columns_of(shown)], rows, title=title)
+    print_rows(EVENTS, shown, title=title, more=columns_of(shown))
     if len(shown) < len(events):
         left = len(events) - len(shown)
         print_line(f"{left} more events with smaller shares: --all")

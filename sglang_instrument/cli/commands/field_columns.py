@@ -8,16 +8,16 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.answers.as_json import as_json
-from sglang_instrument.cli.columns import Cell, Column
+from sglang_instrument.analysis.tables.column import Cell, Column
 from sglang_instrument.cli.tables import print_line
 from sglang_instrument.plain_text import plain
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from sglang_instrument.analysis.dataset.asked_fields import Field
     from sglang_instrument.analysis.executors.executor import Progress
     from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.analysis.tables.asked_fields import Field
 
 _LONGEST: Final = 40  # characters of a text in a table; --json has all
 _IN_COLUMNS: Final = frozenset({"request_id", "turn"})  # fields of events that have columns
@@ -41,7 +41,7 @@ def read_fields(
     """
     import polars as pl
 
-    from sglang_instrument.analysis.dataset.asked_fields import asked_fields, names_in, no_such_field
+    from sglang_instrument.analysis.tables.asked_fields import asked_fields, names_in, no_such_field
 
     if not args.fields:
         return [], pl.DataFrame()
@@ -59,7 +59,7 @@ def add_values(
     rows: Sequence[dict[str, Any]], fields: Sequence[Field], sums: pl.DataFrame, key: Sequence[str]
 ) -> None:
     """Add `fields` to rows, where fields were asked for: their values by what the user wrote."""
-    from sglang_instrument.analysis.dataset.asked_fields import field_values
+    from sglang_instrument.analysis.tables.asked_fields import field_values
 
     if fields:
         values = field_values(sums, fields, key)
@@ -71,7 +71,11 @@ def add_values(
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Return a column for each field that rows have; of numbers, if no value is a text."""
     labels = rows[0].get("fields", {}) if rows else {}
-    return [Column(plain(label), _MEANING, _kind([row["fields"][label] for row in rows])) for label in labels]
+    return [_column(label, _kind([row["fields"][label] for row in rows])) for label in labels]
+
+
+def _column(label: str, kind: Any) -> Column:
+    return Column(label, _MEANING, kind, title=plain(label), cell=lambda row: _cell(row["fields"][label]))
 
 
 def _kind(values: Sequence[Any]) -> Any:
@@ -79,11 +83,6 @@ def _kind(values: Sequence[Any]) -> Any:
     if str in kinds or not kinds:
         return "words"
     return "count" if kinds == {int} else "number"
-
-
-def cells_of(row: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of these columns."""
-    return [_cell(value) for value in row.get("fields", {}).values()]
 
 
 def _cell(value: Any) -> Cell:

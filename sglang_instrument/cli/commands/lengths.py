@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
+from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 HELP: Final = """\

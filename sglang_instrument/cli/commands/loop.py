@@ -6,8 +6,8 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import InstrumentError

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.columns import NOTHING, Column
+from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.profile_tables import size
 from sglang_instrument.cli.tables import print_json, print_line, print_table, progress_line
 from sglang_instrument.errors import LogError

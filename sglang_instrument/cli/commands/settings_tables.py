@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.columns import NOTHING, Column
+from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.tables import print_line, print_table
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglang_instrument.analysis.reading.processes_of_run import ABRUPT, REACHED, RunProcesses, read_processes
-from sglang_instrument.cli.columns import NOTHING, Cell, Column
+from sglang_instrument.analysis.tables.column import Cell, Column
+from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.numbers import count
 from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, print_table

@@ -9,12 +9,18 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli import long_summary, period_tables, select, step_tables
+from sglang_instrument.analysis.tables.rollout.steps import STEPS
+from sglang_instrument.analysis.tables.rollout.workers import WORKERS
+from sglang_instrument.analysis.tables.table import Table
+from sglang_instrument.cli import select
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.commands.settings_tables import settings_words
-from sglang_instrument.cli.ledger_tables import LEDGER, print_ledger
 from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.plain import say
+from sglang_instrument.cli.summaries import large_run
+from sglang_instrument.cli.summaries import periods as periods_printed
+from sglang_instrument.cli.summaries import steps as steps_printed
+from sglang_instrument.cli.summaries.ledger import LEDGER, print_ledger
 from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
 from sglang_instrument.schema import PHASES
 
@@ -34,8 +40,8 @@ names what cost most, and what to look at next.
 --json prints {"folder", "verdict", "findings": [{"cause", "scope", "step", "validate", "worker",
 "request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step",
 "validate", "workers", "slowest_worker", "duration_sec", "busy_sec", "interval_sec", "unaccounted_sec",
-"requests", "response_tokens", "p50_sec", "p99_sec", "max_sec", "tail", "start_us", "phases": {PHASE:
-share of all workers' time}}], "workers": [the same of each worker], "ledger": {"steps": [{"step",
+"requests", "response_tokens", "p50_sec", "p99_sec", "max_sec", "straggler_share", "start_us", "phases":
+{PHASE: share of all workers' time}}], "workers": [the same of each worker], "ledger": {"steps": [{"step",
 "validate", "worker", "part", "event", "waited_for", "sec"}], "workers": [the same of each worker, with
 --step]}, "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or
 null (a null in it means unknown), "servers": [{"server", "requests", "wall_sec", "completion_tokens",
@@ -48,13 +54,19 @@ are from 0 to 1. With --by, "periods" stand in place of steps, workers and ledge
 
 _NO_ENGINE: Final = 'SGLang\'s own processes logged nothing; engine_detail="requests" records their requests'
 _SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
-TABLES: Final = {
-    **step_tables.TABLES,
-    **period_tables.TABLES,
-    "--step N: what its wall time was spent on": LEDGER,
-    "where only SGLang's own processes logged: the servers": engine_logs.SERVERS,
-    "there, and with --window: windows of time in place of steps": engine_logs.WINDOWS,
-}
+TABLES: Final = (
+    STEPS,
+    WORKERS,
+    *(
+        Table(title, "", tuple(columns))
+        for title, columns in {
+            **periods_printed.TABLES,
+            "--step N: what its wall time was spent on": LEDGER,
+            "where only SGLang's own processes logged: the servers": engine_logs.SERVERS,
+            "there, and with --window: windows of time in place of steps": engine_logs.WINDOWS,
+        }.items()
+    ),
+)
 
 _Row = dict[str, Any]
 
@@ -103,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.settings.recorded import settings_of
     from sglang_instrument.analysis.verdict.verdict import judge
 
-    if args.by and (long := long_summary.of(args)) is not None:
-        return long_summary.tell(args, long)
+    if args.by and (long := large_run.of(args)) is not None:
+        return large_run.tell(args, long)
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress if args.by else _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None
@@ -119,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         said = {"verdict": verdict.sentence, "findings": [asdict(one) for one in found]}
         if args.by:
-            rows = period_tables.json_of(args.by, periods)
+            rows = periods_printed.json_of(args.by, periods)
             print_json({"folder": str(opened.folder), **said, **rows, "health": asdict(opened.health)})
             return 0
         windows = _windows(opened, args.window)
@@ -134,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     windowed = args.window is not None or _are_unbound(opened)
     if args.by:
         where = select.named(chosen, validate=args.validate)
-        period_tables.print_periods(f"{opened.name}{where}, by {args.by}", periods)
+        periods_printed.print_periods(f"{opened.name}{where}, by {args.by}", periods)
     elif are_servers_alone(opened):
         engine_logs.print_servers(opened, args.window)
     elif chosen and len(chosen) == 1:
@@ -232,8 +244,8 @@ def _print_json(
     answer = {
         "folder": str(opened.folder),
         **told,
-        "steps": [_with_phases(row) for row in summary.steps],
-        "workers": [_with_phases(row) for row in summary.workers],
+        "steps": STEPS.in_json(map(_with_phases, summary.steps)),
+        "workers": WORKERS.in_json(map(_with_phases, summary.workers)),
         "ledger": {"steps": summary.spent, **of_workers},
         "engine": engine,
         "servers": server_rows(opened),
@@ -261,7 +273,7 @@ def _print_steps(opened: Run, validate: bool, chosen: list[int] | None, summary:
         _many(len(opened.workers), "worker"),
         _many(requests, "request"),
     )
-    step_tables.print_steps(f"{opened.name}: {', '.join(counted)}", shown, spent, waits)
+    steps_printed.print_steps(f"{opened.name}: {', '.join(counted)}", shown, spent, waits)
     if len(shown) < len(steps):
         print_line(
             f"{len(shown)} of {len(steps)} steps are shown, the slowest and the last; --json prints all"
@@ -282,7 +294,7 @@ def _many(number: int, word: str) -> str:
 
 def _print_step(title: str, summary: _Summary) -> None:
     spent = _by_part(summary.spent_by_workers, "worker")
-    step_tables.print_workers(title, summary.workers, spent)
+    steps_printed.print_workers(title, summary.workers, spent)
     wall = sum(row["sec"] for row in summary.spent)
     title = f"\nwhat its {duration(wall)}, until the next step began, were spent on"
     print_ledger(title, summary.spent, summary.spent_by_workers)

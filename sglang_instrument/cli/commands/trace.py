@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.columns import Column
+from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.cli.numbers import duration
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import InstrumentError

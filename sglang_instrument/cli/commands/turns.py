@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
+from sglang_instrument.analysis.tables.rollout.tools import TOOLS
+from sglang_instrument.analysis.tables.rollout.turns import TURN_COUNTS, TURNS_BY_NUMBER
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import NOTHING, Column
+from sglang_instrument.cli.answer import FOLDER, Key
+from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.commands import engine_logs
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 
 HELP: Final = """\
 Show the turns of the requests: how many requests reach each turn, its time in the engine and in tools.
@@ -16,32 +19,19 @@ Show the turns of the requests: how many requests reach each turn, its time in t
     sglang-instrument turns logs/gsm8k_600
     sglang-instrument turns logs/gsm8k_600 --step 67 --tools   # also each tool by name; reads all events
 
---json prints {"folder", "turns": [{"step", "validate", "turn", "requests", "engine_sec", "tool_sec",
-"interaction_sec", "engine_p50_sec", "engine_p99_sec", "response_tokens", "prompt_tokens", "cached_tokens"}],
-"counts": [{"turns", "requests", "mean_sec", "share"}]} and, with --tools, "tools": [{"event", "tool",
-"count", "total_sec", "p50_sec", "p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the
-table. Where only the engine's processes logged, all of its calls are one row without a number."""
+    turn  requests  engine s  engine p50 s  engine p99 s  tool s  response tokens  cached %  ended %
+    1          640     2,214          2.91          8.40   190.2           97,280         0       12
+    2          563     1,730          2.60          7.95   171.6           81,040        71       43
 
-_TURNS: Final = (
-    Column("turn", "the first, second ... reply of a request"),
-    Column("requests", "how many requests reach this turn", "count"),
-    Column("engine", "time of all its engine calls", "time"),
-    Column("p50", "half of these calls took at most this long", "time", gives_way=1),
-    Column("p99", "99 % of these calls took at most this long", "time", gives_way=2),
-    Column("tool", "time of the tools and interactions that its replies asked for", "time"),
-    Column("tokens", "tokens of its replies", "count"),
-    Column("cached", "share of the prompts' tokens that the engine had in its cache", "share"),
-    Column("ended", "share of all requests that ended with this turn", "share"),
-)
-_TOOLS: Final = (
-    Column("tool", "the event, and the name of the tool"),
-    Column("count", "how many calls", "count"),
-    Column("total", "time of all calls; nested and concurrent ones count again", "time"),
-    Column("p50", "half of the calls took at most this long", "fine time"),
-    Column("p99", "99 % of the calls took at most this long", "fine time"),
-    Column("max", "the longest call", "fine time"),
-)
-TABLES: Final = {"turns": _TURNS, "--tools: tools and interactions": _TOOLS}
+Turns count from 1 in the table and from 0 in JSON, which has a row for each step and turn."""
+
+TABLES: Final = (TURNS_BY_NUMBER, TOOLS, TURN_COUNTS)
+ANSWER: Final = {
+    "folder": FOLDER,
+    "turns": Key(TURNS_BY_NUMBER),
+    "counts": Key(TURN_COUNTS),
+    "tools": Key(TOOLS, optional=True),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,35 +67,22 @@ def run(args: argparse.Namespace) -> int:
             select.tell_pruned(opened, steps)
             tools = tool_table(opened.read_spans(steps, args.worker, args.validate)).to_dicts()
     if args.json:
-        told = {"tools": tools} if args.tools else {}
-        print_json({"folder": str(opened.folder), "turns": by_step, "counts": counts, **told})
+        named = {"tools": TOOLS.in_json(tools)} if args.tools else {}
+        counted = {"turns": TURNS_BY_NUMBER.in_json(by_step), "counts": TURN_COUNTS.in_json(counts)}
+        print_json({"folder": str(opened.folder), **counted, **named})
         return 0
-    took = {row["turns"]: row for row in counts}
-    rows = [
-        (
-            None if row["turn"] is None else str(row["turn"] + 1),
-            *(row[name] for name in ("requests", "engine_sec", "engine_p50_sec", "engine_p99_sec")),
-            None if alone else row["tool_sec"] + row["interaction_sec"],
-            row["response_tokens"],
-            row["cached_tokens"] / row["prompt_tokens"] if row["prompt_tokens"] else None,
-            took[row["turn"] + 1]["share"] if not alone and row["turn"] + 1 in took else None,
-        )
-        for row in turns
-    ]
+    shares = {} if alone else {row["turns"]: row["share"] for row in counts}
     where = select.named(steps, validate=args.validate)
-    print_table(_TURNS, rows, title=f"{opened.name}{where}: turns")
+    print_rows(
+        TURNS_BY_NUMBER,
+        turns,
+        title=f"{opened.name}{where}: turns",
+        cells={"ended_share": lambda row: None if alone else shares.get(row["turn"] + 1)},
+    )
     if alone:
         print_line(f"{engine_logs.ALONE}; each call of the engine counts here, its turn as {NOTHING}")
     for line in no_cache_words(turns):
         print_line(line)
     if args.tools:
-        named = [
-            (
-                row["event"] + (f" {row['tool']}" if row["tool"] else ""),
-                row["count"],
-                *(row[f"{name}_sec"] for name in ("total", "p50", "p99", "max")),
-            )
-            for row in tools
-        ]
-        print_table(_TOOLS, named, title="\ntools, interactions")
+        print_rows(TOOLS, tools, title="\ntools, interactions")
     return 0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sglang_instrument.cli.columns import Column, Styled
+from sglang_instrument.analysis.tables.column import Column, Styled
 from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told
 from sglang_instrument.errors import LogError
 from sglang_instrument.live import words

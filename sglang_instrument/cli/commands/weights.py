@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told, reading
 from sglang_instrument.errors import LogError
 

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.numbers import duration
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
@@ -23,9 +23,9 @@ Show which workers the others waited for, over the run or at the barriers of one
 The last line walks along the ledger of the worker that came last: what it spent its time on before the
 barrier, in the order of time, and what the other workers spent on the same (their median).
 
---json prints {"folder", "workers": [{"worker", "barriers", "last", "wait_sec", "blame_sec",
-"gain_alone_sec"}], "barriers": [{"step", "validate", "barrier", "worker", "arrival_sec", "wait_sec",
-"blame_sec", "gain_alone_sec", "doubt"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}],
+--json prints {"folder", "workers": [{"worker", "barriers", "last", "wait_sec", "caused_wait_sec",
+"possible_saving_sec"}], "barriers": [{"step", "validate", "barrier", "worker", "arrival_sec", "wait_sec",
+"caused_wait_sec", "possible_saving_sec", "doubt"}], "clocks": [...],
 "round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec",
 "same_clock"}]} and, with --step, "chain": {"step", "validate", "barrier", "worker", "late_sec", "wait_sec",
 "sec", "links": [{"part", "event", "sec", "others_sec", "request_id"}]}. "doubt" tells why a barrier is not
@@ -113,7 +113,10 @@ def _print_workers(folder: str, blame: list[dict[str, Any]], clocks: list[dict[s
     rows = [
         (
             row["worker"],
-            *(row[name] for name in ("barriers", "last", "wait_sec", "blame_sec", "gain_alone_sec")),
+            *(
+                row[name]
+                for name in ("barriers", "last", "wait_sec", "caused_wait_sec", "possible_saving_sec")
+            ),
             _clock(offsets.get(row["worker"])),
         )
         for row in blame
@@ -132,7 +135,7 @@ def _print_barriers(title: str, barriers: list[dict[str, Any]]) -> None:
         (
             row["worker"],
             row["barrier"] + 1,
-            *(row[name] for name in ("arrival_sec", "wait_sec", "blame_sec", "gain_alone_sec")),
+            *(row[name] for name in ("arrival_sec", "wait_sec", "caused_wait_sec", "possible_saving_sec")),
         )
         for row in barriers
     ]

@@ -46,10 +46,10 @@ def step_rows(steps: pl.DataFrame, findings: Sequence[Finding]) -> list[dict[str
 
 
 def curves(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, list[dict[str, Any]]]:
-    """Return, per step and worker, the requests in flight, when 80 % and all were done, and the tail."""
-    tails = {
+    """Return by step and worker the requests in flight, when 80 % and all were done, and the stragglers."""
+    shares = {
         row[:3]: row[3]
-        for row in worker_table(digest).select("step", "validate", "worker", "tail").iter_rows()
+        for row in worker_table(digest).select("step", "validate", "worker", "straggler_share").iter_rows()
     }
     table = concurrency(digest)
     requests = digest.of_workers().requests
@@ -61,7 +61,7 @@ def curves(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, list[dict[str,
                 "worker": worker,
                 **_curve(part),
                 **_done(requests.filter(here & (pl.col("worker") == worker))),
-                "tail": tails.get((one.step, one.validate, worker)),
+                "straggler_share": shares.get((one.step, one.validate, worker)),
             }
             for (worker,), part in table.filter(here)
             .sort("worker", "at_sec")
@@ -88,7 +88,7 @@ def heat(digest: Digest) -> dict[str, Any]:
     """Return when each worker arrived at the barriers of each step, its blame, and doubts about it."""
     table = barrier_table(digest.filter(_TRAINING))
     sums = table.group_by("step", "worker").agg(
-        pl.col("arrival_sec", "blame_sec", "wait_sec").sum(), doubt=pl.col("doubt").drop_nulls().first()
+        pl.col("arrival_sec", "caused_wait_sec", "wait_sec").sum(), doubt=pl.col("doubt").drop_nulls().first()
     )
     steps = sums["step"].unique().sort().tail(_MOST_HEAT_STEPS).to_list()
     of_steps = sums["step"].n_unique()
@@ -99,7 +99,7 @@ def heat(digest: Digest) -> dict[str, Any]:
             [_rounded_or_none(by_place.get((step, worker), {}).get(name)) for step in steps]
             for worker in workers
         ]
-        for name in ("arrival_sec", "blame_sec", "wait_sec")
+        for name in ("arrival_sec", "caused_wait_sec", "wait_sec")
     }
     doubts = {
         str(row["step"]): row["doubt"] for row in sums.iter_rows(named=True) if row["doubt"] is not None

@@ -27,7 +27,7 @@ _COLUMNS: Final = (
     *("weight_version", "first_weight_version"),
 )
 _NOT_TOLD: Final = ("row", "next_us", "next_resumes", "reason", "dropped_us", "by_group")
-_OF_USE: Final = ("used_step", "used_us", "used_version", "max_staleness")
+_OF_USE: Final = ("trained_step", "used_us", "used_version", "max_staleness")
 
 
 def sample_fates(digest: Digest) -> pl.DataFrame:
@@ -38,7 +38,7 @@ def sample_fates(digest: Digest) -> pl.DataFrame:
 
     Returns:
         The columns of `digest.requests`; generated_tokens: without those that an earlier request had made;
-        used_step, used_us: which step of the trainer took it, and when; used_version: the trainer's version
+        trained_step, used_us: which step of the trainer took it, and when; used_version: its version
         then; max_staleness: as allowed; fate: USED, WAITING, one of REASONS, or UNKNOWN where the trainer
         logs nothing of its samples; fate_us: when that was decided, null where it was not.
     """
@@ -70,12 +70,12 @@ def logs_consumption(digest: Digest) -> bool:
 
 def _with_use(rows: pl.DataFrame, consumed: pl.DataFrame) -> pl.DataFrame:
     """Add which step took each request; a record without ids tells the version of the trainer in its step."""
-    named = {"step": "used_step", "at_us": "used_us", "weight_version": "used_version"}
+    named = {"step": "trained_step", "at_us": "used_us", "weight_version": "used_version"}
     used = _matched(rows, consumed, {**named, "max_staleness": "max_staleness"})
     rows = rows.join(used, on="row", how="left", maintain_order="left")
     known = consumed.drop_nulls("weight_version")
     of_step = known.group_by("step").agg(of_step=pl.col("weight_version").last())
-    rows = rows.join(of_step, left_on="used_step", right_on="step", how="left", maintain_order="left")
+    rows = rows.join(of_step, left_on="trained_step", right_on="step", how="left", maintain_order="left")
     return rows.with_columns(used_version=pl.coalesce("used_version", "of_step")).drop("of_step")
 
 

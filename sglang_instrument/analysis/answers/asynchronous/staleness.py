@@ -52,7 +52,7 @@ def staleness_table(fates: pl.DataFrame, by_worker: bool = False) -> pl.DataFram
     key = ["step", "worker"] if by_worker else ["step"]
     stale = pl.col("staleness")
     return (
-        used.with_columns(step="used_step")
+        used.with_columns(step="trained_step")
         .group_by(key)
         .agg(
             samples=pl.len().cast(pl.Int64),
@@ -81,7 +81,7 @@ def load_table(digest: Digest, fates: pl.DataFrame) -> pl.DataFrame:
         took or none yet.
     """
     used = fates.filter(pl.col("fate") == USED)
-    at = used.group_by(step="used_step").agg(at_us=pl.col("used_us").min()).sort("step")
+    at = used.group_by(step="trained_step").agg(at_us=pl.col("used_us").min()).sort("step")
     key = ["step", "worker", "request_id"]
     turns = digest.of_workers().turns.filter(~pl.col("validate"))
     first = turns.group_by(key).agg(called_us=pl.col("start_us").min())
@@ -115,7 +115,7 @@ def group_table(fates: pl.DataFrame) -> pl.DataFrame:
         ended last, its worker and duration_sec; wait_sec: from the median end of the others to the last end;
         versions: how many versions passed for the others meanwhile, in the mean; fate: of most members.
     """
-    step = pl.coalesce("used_step", pl.col("used_step").min().over("step", "group"), "step")
+    step = pl.coalesce("trained_step", pl.col("trained_step").min().over("step", "group"), "step")
     members = fates.filter(pl.col("group").is_not_null()).with_columns(step=step).sort("end_us")
     others = pl.col("end_us").slice(0, pl.len() - 1)
     newer = pl.col("weight_version").last() - pl.col("weight_version").slice(0, pl.len() - 1)

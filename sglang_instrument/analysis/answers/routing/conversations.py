@@ -99,6 +99,10 @@ def cached_by_turn(calls: pl.DataFrame, by_step: bool = False) -> pl.DataFrame:
 
 
 def with_cached(turns: pl.DataFrame, cached: pl.DataFrame) -> pl.DataFrame:
-    """Add to rows of `turn_table` the columns of `cached_by_turn`, null for a turn of which it has no row."""
+    """Add to rows of `turn_table` the columns of `cached_by_turn`, and the share of prompts that was cached.
+
+    They are null for a turn of which `cached_by_turn` has no row.
+    """
     key = [name for name in ("step", "validate", "turn") if name in cached.columns]
-    return turns.join(cached, on=key, how="left", maintain_order="left")
+    share = pl.when(pl.col("prompt_tokens") > 0).then(pl.col("cached_tokens") / pl.col("prompt_tokens"))
+    return turns.join(cached, on=key, how="left", maintain_order="left").with_columns(cached_share=share)

@@ -29,19 +29,19 @@ def find_stale_samples(evidence: Evidence) -> Findings:
     over = used.filter("over")
     if over.is_empty():
         return
-    worst = over.sort("staleness", "used_step", descending=[True, False]).row(0, named=True)
+    worst = over.sort("staleness", "trained_step", descending=[True, False]).row(0, named=True)
     known = used["over"].count()
     limit = "1 version" if worst["max_staleness"] == 1 else f"{worst['max_staleness']} versions"
     sentence = (
         f"{len(over):,} of {known:,} samples were staler than the trainer allows: up to {worst['staleness']} "
-        f"versions in step {worst['used_step']}, allowed: {limit}"
+        f"versions in step {worst['trained_step']}, allowed: {limit}"
     )
     numbers = {
         "samples": len(over),
         "of": known,
         "staleness": worst["staleness"],
         "max_staleness": worst["max_staleness"],
-        "worst_step": worst["used_step"],
+        "worst_step": worst["trained_step"],
         "request_id": worst["request_id"],
     }
     yield Finding(STALE_SAMPLES.name, "run", 0.0, sentence, evidence=numbers)

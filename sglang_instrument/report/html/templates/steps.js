@@ -176,7 +176,7 @@ R.allSteps = () => {
     ["p50", (one) => one.p50_sec, R.alike],
     ["p99", (one) => one.p99_sec, R.alike],
     ["longest", (one) => one.max_sec, R.alike],
-    ["tail", (one) => one.tail, R.percent],
+    ["stragglers", (one) => one.straggler_share, R.percent],
     ...R.SHARES_OF_STEP.map((part) => [part, (one) => R.shareOf(one, part), R.percent]),
   ];
   R.tableOf(R.$("all-steps"), columns, R.facts.steps);

@@ -39,7 +39,7 @@ R.concurrencyChart = () => {
 
 R.tailMark = (last, time) => {
   const wide = R.$("chart-concurrency").clientWidth > 560;
-  const tail = `${R.seconds(last.t100_sec - last.t80_sec)}, ${R.percent(last.tail)} of its time`;
+  const tail = `${R.seconds(last.t100_sec - last.t80_sec)}, ${R.percent(last.straggler_share)} of its time`;
   return {
     xref: "x",
     yref: "paper",
@@ -57,12 +57,12 @@ R.tailMark = (last, time) => {
 R.heatOf = "arrival_sec";
 R.HEAT_NAMES = {
   arrival_sec: "Arrival at the barriers",
-  blame_sec: "Blame for waiting",
+  caused_wait_sec: "Waiting that it caused",
   wait_sec: "Waiting at the barriers",
 };
 R.HEAT_WORDS = {
   arrival_sec: "arrived %{text} after the first",
-  blame_sec: "to blame for %{text}",
+  caused_wait_sec: "to blame for %{text}",
   wait_sec: "waited %{text}",
 };
 
@@ -126,16 +126,16 @@ R.doubtMarks = (heat, y) => {
 R.blameTable = () => {
   const rows = R.facts.heat.blame;
   if (!rows.length) return R.$("blame").closest(".card").remove();
-  const most = Math.max(...rows.map((row) => row.blame_sec), 1e-9);
+  const most = Math.max(...rows.map((row) => row.caused_wait_sec), 1e-9);
   const meter = (row) => {
-    const style = { width: `${(row.blame_sec / most) * 150}px`, background: "var(--bad)" };
+    const style = { width: `${(row.caused_wait_sec / most) * 150}px`, background: "var(--bad)" };
     return R.el("span", { class: "meter left", style });
   };
   const columns = [
     ["worker", (row) => row.worker, (worker) => `worker ${worker}`],
     ["blame, drawn", null, meter],
-    ["blame", (row) => row.blame_sec, R.alike],
-    ["saved if it alone were faster", (row) => row.gain_alone_sec, R.alike],
+    ["caused wait", (row) => row.caused_wait_sec, R.alike],
+    ["saved if it alone were faster", (row) => row.possible_saving_sec, R.alike],
     ["waited", (row) => row.wait_sec, R.alike],
     ["came last", (row) => row.last, (last, row) => `${last} of ${row.barriers}`],
   ];

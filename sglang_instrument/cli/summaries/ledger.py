@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from sglang_instrument.cli.columns import Cell, Column
+from sglang_instrument.analysis.tables.column import Cell, Column
 from sglang_instrument.cli.tables import print_table
 
 _LEAST: Final = 0.01  # share of the wall time from which on an event is worth a line

@@ -7,7 +7,8 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sglang_instrument.cli import period_tables, select
+from sglang_instrument.cli import select
+from sglang_instrument.cli.summaries import periods as period_tables
 from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
 
 if TYPE_CHECKING:

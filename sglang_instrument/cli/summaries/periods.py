@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sglang_instrument.cli.columns import Column
-from sglang_instrument.cli.step_tables import ALWAYS, BARRIER, LEAST, PARTS
+from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.rollout.parts import ALWAYS, LEAST, PARTS
+from sglang_instrument.cli.summaries.steps import BARRIER
 from sglang_instrument.cli.tables import print_line, print_table
 
 _PERIOD: Final = (

@@ -1,0 +1,1 @@
+"""Declare tables of the engines: their servers, their requests, their calls."""

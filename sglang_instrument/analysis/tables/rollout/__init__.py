@@ -1,0 +1,1 @@
+"""Declare tables of the rollout: its steps, workers, requests, turns and events."""

@@ -1,0 +1,37 @@
+"""Tools and interactions by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.table import Table
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from sglang_instrument.analysis.run.opening import Run
+
+
+def _make(run: Run) -> pl.DataFrame:
+    from sglang_instrument.analysis.answers.turns import tool_table
+
+    return tool_table(run.read_spans(validate=False))
+
+
+TOOLS: Final = Table(
+    name="tools",
+    row="a tool or an interaction by its name, the largest total first",
+    commands=("turns",),
+    option="--tools",
+    make=_make,
+    columns=(
+        Column("event", "its event in the log"),
+        Column("tool", "its name; null if not logged"),
+        Column("count", "how many calls", "count"),
+        Column("total_sec", "time of all calls; nested and concurrent ones count again", "time"),
+        Column("p50_sec", "half of the calls took at most this long", "fine time"),
+        Column("p99_sec", "99 % of the calls took at most this long", "fine time"),
+        Column("max_sec", "the longest call", "fine time"),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Declare tables of a run as a whole: its spans, their fields, its processes, its findings."""

@@ -1,0 +1,22 @@
+"""Declare columns that several tables share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sglang_instrument.analysis.tables.column import Column
+
+STEP: Final = Column("step", "the training step; null where it is not known", "id", gives_way=6)
+VALIDATE: Final = Column("validate", "whether it is validation", "flag", terminal=False)
+WORKER: Final = Column("worker", "the rank of its worker", "id", gives_way=5)
+START: Final = Column("start_us", "its start, on the clock of its host", "moment", terminal=False)
+END: Final = Column("end_us", "its end, on the clock of its host", "moment", terminal=False)
+FIELDS: Final = Column(
+    "fields",
+    "of the fields that --fields asks for, by what was asked: the sum, maximum or mean of numbers, the last "
+    "text",
+    "object",
+    terminal=False,
+    frame=False,
+    optional=True,
+)
