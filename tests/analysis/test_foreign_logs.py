@@ -217,7 +217,7 @@ def test_a_log_of_which_nothing_can_be_read_gives_the_reason(planted, tmp_path, 
 def test_each_reader_is_registered_and_described():
     claims = {kind.claims.__module__.rpartition(".")[2] for kind in FORMATS}
     home = Path(foreign.__file__).parent
-    with_claims = {path.stem for path in home.glob("*.py") if "\ndef claims(" in path.read_text()}
+    with_claims = {path.stem for path in home.rglob("*.py") if "\ndef claims(" in path.read_text()}
     assert claims == with_claims
     assert len({kind.name for kind in FORMATS}) == len(FORMATS)
     assert len(WRITERS) == len(FORMATS)

@@ -97,7 +97,10 @@ MAY_IMPORT = {
     "analysis.store": {"words", "safe_files", "analysis.reading", "analysis.digests"},
     "analysis.executors": {"words", "safe_files", "analysis.reading", "collect", "package"},
     "analysis.foreign.stores": {"words"},
-    "analysis.foreign": {"words", "analysis.reading", "analysis.executors", "analysis.foreign.stores"},
+    "analysis.foreign.records": {"words", "analysis.reading"},
+    "analysis.foreign.sglang": {"words", "analysis.reading", "analysis.foreign.records"},
+    "analysis.foreign": {"words", "analysis.reading", "analysis.executors"}
+    | {"analysis.foreign.stores", "analysis.foreign.records", "analysis.foreign.sglang"},
     "analysis.run": RUN | {"analysis.foreign"},
     "analysis.settings": {"words", "analysis.reading"},
     "analysis.ledger": RUN,

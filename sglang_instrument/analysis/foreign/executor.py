@@ -12,8 +12,8 @@ import polars as pl
 
 from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress
 from sglang_instrument.analysis.foreign.our_lines import write_lines
+from sglang_instrument.analysis.foreign.records.rows import ForeignLog, places_of
 from sglang_instrument.analysis.foreign.registry import Format, find_format
-from sglang_instrument.analysis.foreign.rows import ForeignLog, places_of
 from sglang_instrument.analysis.reading.columns import COLUMNS
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import Reading, Source

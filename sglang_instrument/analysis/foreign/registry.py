@@ -9,21 +9,21 @@ from typing import Final
 
 from sglang_instrument.analysis.foreign import (
     areal_traces,
-    server_logs,
     sglang_requests,
     slime_traces,
     verl_metrics,
     verl_traces,
 )
-from sglang_instrument.analysis.foreign.rows import ForeignLog
-from sglang_instrument.analysis.reading.chunks import open_log
+from sglang_instrument.analysis.foreign.records.rows import ForeignLog
+from sglang_instrument.analysis.foreign.sglang import server_logs
+from sglang_instrument.analysis.reading.chunks import next_bytes, open_log
 from sglang_instrument.errors import LogError
 
 _HEAD_BYTES: Final = 64 * 1024
 _DEEPEST: Final = 6  # folders below the one that was named: MLflow's files lie that deep
 _MOST_FILES: Final = 1_000_000
 #: Names of files in a folder whose begin is looked at; a file that is named itself may have any name.
-_NAMED: Final = re.compile(r"\.(jsonl?|log|txt|out|err|db|sqlite3?|pt)(\.\d{1,9})?(\.zst)?$")
+_NAMED: Final = re.compile(r"\.(jsonl?|log|txt|out|err|db|sqlite3?|pt)(\.\d{1,9})?(\.zst|\.gz)?$")
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,6 @@ def _files_at(path: Path) -> Iterator[Path]:
 def _head(path: Path) -> bytes:
     try:
         with open_log(path) as stream:
-            return stream.read(_HEAD_BYTES)
+            return next_bytes(stream, _HEAD_BYTES)
     except (OSError, EOFError, LogError):
         return b""

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.foreign.json_lines import JsonLines
-from sglang_instrument.analysis.foreign.rows import NO_STEPS, ForeignLog, as_us, to_rows
-from sglang_instrument.analysis.foreign.windows import IDLE_SEC, number_windows
+from sglang_instrument.analysis.foreign.records.json_lines import JsonLines
+from sglang_instrument.analysis.foreign.records.rows import NO_STEPS, ForeignLog, as_us, to_rows
+from sglang_instrument.analysis.foreign.records.windows import IDLE_SEC, number_windows
 from sglang_instrument.analysis.reading.lines import Integer
 
 NAME: Final = "SGLang's per-request export"

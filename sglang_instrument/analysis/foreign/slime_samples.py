@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_instrument.analysis.foreign.rows import is_whole
+from sglang_instrument.analysis.foreign.records.rows import is_whole
 from sglang_instrument.analysis.reading.decoding import fitting
 from sglang_instrument.analysis.reading.lines import Integer, Rejects
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.foreign.rows import ForeignLog, as_us, is_whole, texts, to_rows
+from sglang_instrument.analysis.foreign.records.rows import ForeignLog, as_us, is_whole, texts, to_rows
 from sglang_instrument.analysis.foreign.slime_samples import Event, Sample, samples_of
 from sglang_instrument.analysis.foreign.stores.torch_files import is_torch_file, read_torch
 from sglang_instrument.errors import LogError

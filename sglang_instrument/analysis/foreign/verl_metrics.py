@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.foreign.json_lines import JsonLines
-from sglang_instrument.analysis.foreign.rows import ForeignLog, to_rows
+from sglang_instrument.analysis.foreign.records.json_lines import JsonLines
+from sglang_instrument.analysis.foreign.records.rows import ForeignLog, to_rows
 from sglang_instrument.analysis.reading.lines import Integer
 
 NAME: Final = "verl's metrics in a file"

@@ -11,7 +11,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.foreign.mlflow_spans import SPANS, TAGS, is_spans, read_spans
-from sglang_instrument.analysis.foreign.rows import ForeignLog, to_rows
+from sglang_instrument.analysis.foreign.records.rows import ForeignLog, to_rows
 from sglang_instrument.errors import LogError
 
 NAME: Final = "verl's rollout traces in MLflow"

@@ -1,6 +1,7 @@
 """Read a log file, compressed or not, in chunks that end at the end of a line."""
 
 import io
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -9,16 +10,20 @@ from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import open_regular
 
 CHUNK_BYTES: Final = 512 * 1024  # the decoded lines of a chunk fit into the processor's cache
+_GZIP: Final = zlib.MAX_WBITS | 16  # of zlib's formats
+_COMPRESSED_BYTES: Final = 64 * 1024
 _LONGEST_LINE_BYTES: Final = 64 * 2**20  # a thousand times the longest line that our encoder writes
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log file for reading; decompress it if its name ends in .zst.
+    """Open a log file for reading; decompress it if its name ends in .zst or .gz.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
         LogError: The package zstandard is not installed.
     """
+    if path.suffix == ".gz":
+        return io.BufferedReader(_GzipStream(open_regular(path)))
     if path.suffix != ".zst":
         return open_regular(path)
     try:
@@ -58,7 +63,7 @@ def marked_lines(chunk: bytes, marks: Iterable[bytes]) -> bytes:
 def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yield chunks that end with a newline; only the last one may end without."""
     rest: list[bytes] = []  # pieces of a line that has not ended yet
-    while piece := stream.read(CHUNK_BYTES):
+    while piece := next_bytes(stream, CHUNK_BYTES):
         cut = piece.rfind(b"\n") + 1
         if cut:
             yield b"".join([*rest, piece[:cut]])
@@ -70,6 +75,59 @@ def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
     if last := b"".join(rest):
         # Its own chunk: a line torn by a kill would make the reader decode a whole chunk line by line.
         yield last
+
+
+def next_bytes(stream: BinaryIO, size: int) -> bytes:
+    """Return the next bytes, `size` at most; of a damaged file, first all that precede the damage."""
+    read = getattr(stream, "read1", stream.read)
+    parts: list[bytes] = []
+    missing = size
+    while missing > 0:
+        try:
+            part = read(missing)
+        except (OSError, EOFError):
+            if not parts:
+                raise
+            break
+        if not part:
+            break
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+class _GzipStream(io.RawIOBase):
+    """Decompress a gzip file with one or more members; a truncated file yields what can be read."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._decoder = zlib.decompressobj(_GZIP)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            compressed = self._rest or self._raw.read(_COMPRESSED_BYTES)
+            if self._decoder.eof and compressed:
+                self._decoder = zlib.decompressobj(_GZIP)
+            if not compressed:
+                if self._decoder.eof:
+                    return 0
+                raise OSError("not a complete gzip file: it ends early")
+            try:
+                text = self._decoder.decompress(compressed, len(buffer))
+            except zlib.error as error:
+                raise OSError(f"not a complete gzip file: {error}") from None
+            self._rest = self._decoder.unconsumed_tail or self._decoder.unused_data
+            if text:
+                buffer[: len(text)] = text
+                return len(text)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _ZstdStream(io.RawIOBase):

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Final
 
+import polars as pl
+
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.foreign.executor import ForeignExecutor, foreign_executor
@@ -31,12 +33,17 @@ def local_executor(path: Path) -> Executor:
         raise LogError(f"{error}. Nor is it a log of another project; known are {known_formats()}") from None
 
 
+def rows_of_foreign(executor: Executor) -> pl.DataFrame | None:
+    """Return all rows of another project's log, with the fields that only it has; None for a run of ours."""
+    return executor.log.rows if isinstance(executor, ForeignExecutor) else None
+
+
 def tell_foreign(health: Health, executor: ForeignExecutor) -> None:
     """Note what was read of another project's log, and what such logs cannot show."""
     log = executor.log
     health.files = len(log.files)
     health.read_as = executor.format.name
-    health.cannot_show = log.cannot_show
+    health.cannot_show = [*log.misread, *log.cannot_show]
     health.unreadable.update(log.unreadable)
 
 
@@ -44,7 +51,7 @@ def why_nothing(executor: Executor) -> str:
     """Return why another project's log may hold no records; "" for a folder of ours."""
     if not isinstance(executor, ForeignExecutor):
         return ""
-    lost = [f"{name}: {reason}" for name, reason in executor.log.unreadable.items()]
-    shown = lost[:_NAMED] + ([f"{len(lost) - _NAMED} more files"] if len(lost) > _NAMED else [])
+    lost = [f"{name}: {reason}" for name, reason in executor.log.unreadable.items()] + executor.log.misread
+    shown = lost[:_NAMED] + ([f"{len(lost) - _NAMED} more"] if len(lost) > _NAMED else [])
     why = "; ".join(shown) if lost else f"it cannot show {'; '.join(executor.log.cannot_show)}"
     return f", read as {executor.format.name}: {why}"

@@ -28,6 +28,7 @@ class ForeignLog:
             Further columns are fields of the record: they have no column of their own.
         files: The files that were read.
         cannot_show: What the format does not hold, a phrase each: "tools: SGLang does not know them".
+        misread: What was found and not understood, a sentence each, with how often and an example.
         rejects: Lines, or records, that are none.
         unreadable: By file that could not be read to its end, the reason.
         tells_requests: Whether a request here is one of the trainer's, so that its length is that of a reply.
@@ -36,6 +37,7 @@ class ForeignLog:
     rows: pl.DataFrame
     files: list[Path]
     cannot_show: list[str]
+    misread: list[str] = field(default_factory=list)
     rejects: Rejects = field(default_factory=Rejects)
     unreadable: dict[str, str] = field(default_factory=dict)
     tells_requests: bool = True

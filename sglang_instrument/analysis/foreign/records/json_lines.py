@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from sglang_instrument.analysis.foreign.rows import ForeignLog
+from sglang_instrument.analysis.foreign.records.rows import ForeignLog
 from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
 from sglang_instrument.analysis.reading.decoding import decode_lines, fitting
 from sglang_instrument.analysis.reading.lines import Rejects
