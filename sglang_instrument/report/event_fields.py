@@ -22,9 +22,11 @@ def with_words(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _words(extra: str | None, other_keys: str | None) -> str:
-    own = [(name, value) for name, value in fields_of(extra, other_keys).items() if name not in _IN_COLUMNS]
-    listed = ", ".join(f"{_cut(name)} = {_cut(_text(value))}" for name, value in islice(own, _MOST))
-    return f"{listed} and {len(own) - _MOST:,} more" if len(own) > _MOST else listed
+    fields = [
+        (name, value) for name, value in fields_of(extra, other_keys).items() if name not in _IN_COLUMNS
+    ]
+    listed = ", ".join(f"{_cut(name)} = {_cut(_text(value))}" for name, value in islice(fields, _MOST))
+    return f"{listed} and {len(fields) - _MOST:,} more" if len(fields) > _MOST else listed
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
-from sglang_instrument.recording.safety.unpatched import Event, RLock, Thread
+from sglang_instrument.recording.safety.unpatched import Flag, RLock, Thread
 from sglang_instrument.regular_files import open_regular
 
 PREFIX: Final = "rollout/"
@@ -47,7 +47,7 @@ class Scalars:
         self._lock = RLock()  # of what was given: threads may log at once
         self._begun: float | None = None
         self._thread: Thread | None = None
-        self._stopped = Event()
+        self._stopped = Flag()
 
     def start(self) -> None:
         """Read what the follower tells, from now on."""

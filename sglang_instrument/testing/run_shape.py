@@ -161,7 +161,7 @@ def _play_step(
 ) -> PlayedStep:
     """Play a step; the trainer is busy with earlier ones until `trained`."""
     rollouts = play(plan, workers, begin)
-    done = max(one.end for one in rollouts)
+    done = max(rollout.end for rollout in rollouts)
     start = max(done, trained)
     training = start, start + sum(plan.between_sec.values())
     waited = trained if shape.trainer.overlaps else begin

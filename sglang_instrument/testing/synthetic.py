@@ -59,18 +59,18 @@ def write_run(
 def _write_engines(shape: RunShape, engines: list[EngineLogs], played: PlayedStep) -> None:
     for engine in engines:
         of_engine = played.workers if shape.engine.shared else [played.workers[engine.rank]]
-        engine.write(chain.from_iterable(one.calls for one in of_engine))
-        for one in of_engine:
-            name_calls(one.happened)
+        engine.write(chain.from_iterable(worker.calls for worker in of_engine))
+        for worker in of_engine:
+            name_calls(worker.happened)
 
 
 def _write_workers(folder: Path, shape: RunShape, played: PlayedStep, run_id: str) -> None:
-    for rank, one in enumerate(played.workers):
+    for rank, worker in enumerate(played.workers):
         file = LogFile(played.step, rank, shape.clock_skew.get(rank, 0.0), run_id)
         lines = (
-            file.reference_lines(one.happened)
+            file.reference_lines(worker.happened)
             if shape.reference_format
-            else file.lines(one.happened, played.begin, one.end, waits=one.arrival < NEVER)
+            else file.lines(worker.happened, played.begin, worker.end, waits=worker.arrival < NEVER)
         )
         _write(folder / f"step_{played.step}" / f"worker_{rank}.jsonl", lines)
 
@@ -79,7 +79,7 @@ def _write_trainer(folder: Path, shape: RunShape, played: PlayedStep, run_id: st
     if shape.trainer.recorded and played.done < NEVER:
         records = trainer_records(played.waited, played.done, played.trained[0], played.between_sec)
         file = LogFile(played.step, 0, 0.0, run_id)
-        lines = file.lines(records, played.waited, max(one.end for one in records))
+        lines = file.lines(records, played.waited, max(record.end for record in records))
         _write(folder / f"step_{played.step}" / "trainer_0.jsonl", lines)
 
 

@@ -44,9 +44,9 @@ cdef int put_any_float(Text *text, double number) except -1:
 
 cdef inline int put_name(Text *text, object name) except -1:
     """Put a str that is likely to be used again, with its quotes; leave room for a key and a number."""
-    cdef Py_ssize_t begin = text.size, at = (<size_t><void *>name >> 4) & (NAMES - 1)  # a number only, not dereferenced
-    cdef Name *said = &said_names[at]
-    if names[at] is name:
+    cdef Py_ssize_t begin = text.size, slot = (<size_t><void *>name >> 4) & (NAMES - 1)  # a number only, not dereferenced
+    cdef Name *said = &said_names[slot]
+    if names[slot] is name:
         make_room(text, 2 * SMALL)
         put_short(text, said.text, said.size)
         return DONE
@@ -55,7 +55,7 @@ cdef inline int put_name(Text *text, object name) except -1:
     if text.size - begin <= 64:
         said.size = text.size - begin
         memcpy(said.text, text.data + begin, said.size)
-        names[at] = name
+        names[slot] = name
     make_room(text, SMALL)
     return DONE
 

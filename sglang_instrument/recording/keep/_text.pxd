@@ -11,7 +11,7 @@ from libc.string cimport memcpy
 cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object text) noexcept
     # Declared as a number: Cython converts its own Py_UCS4 to a str in sums.
-    uint32_t PyUnicode_READ(int kind, const void *data, Py_ssize_t at) noexcept nogil
+    uint32_t PyUnicode_READ(int kind, const void *data, Py_ssize_t index) noexcept nogil
 
 cdef struct Text:
     char *data
@@ -95,20 +95,20 @@ cdef inline void put(Text *text, const char *some, Py_ssize_t size) noexcept nog
     text.size += size
 
 
-cdef inline void put_again(Text *text, Py_ssize_t at, Py_ssize_t size) noexcept nogil:
+cdef inline void put_again(Text *text, Py_ssize_t begin, Py_ssize_t size) noexcept nogil:
     """Put a copy of at most 32 bytes from an earlier place; this always writes 32."""
-    memcpy(text.data + text.size, text.data + at, 32)  # a constant size: the compiler inlines the copy
+    memcpy(text.data + text.size, text.data + begin, 32)  # a constant size: the compiler inlines the copy
     text.size += size
 
 
-cdef inline int keep(Text *kept, const Text *text) except -1:
+cdef inline int keep(Text *copy, const Text *text) except -1:
     """Copy a text into memory of exactly its size; free what `kept` held before."""
-    let_go(kept)
-    kept.data = <char *>PyMem_RawMalloc(max(1, text.size))
-    if kept.data == NULL:
+    let_go(copy)
+    copy.data = <char *>PyMem_RawMalloc(max(1, text.size))
+    if copy.data == NULL:
         raise MemoryError
-    memcpy(kept.data, text.data, text.size)
-    kept.size = kept.room = text.size
+    memcpy(copy.data, text.data, text.size)
+    copy.size = copy.room = text.size
     return 0
 
 
@@ -116,21 +116,21 @@ cdef inline int keep(Text *kept, const Text *text) except -1:
 cdef inline void put_digits(Text *text, uint64_t number) noexcept nogil:
     """Put a number: at most 20 bytes; this always writes 20."""
     cdef char digits[40]
-    cdef Py_ssize_t at = 20
+    cdef Py_ssize_t first = 20
     cdef uint64_t rest
     while number >= 100:
         rest = number // 100
-        at -= 2
-        memcpy(digits + at, TWO_DIGITS + 2 * (number - 100 * rest), 2)
+        first -= 2
+        memcpy(digits + first, TWO_DIGITS + 2 * (number - 100 * rest), 2)
         number = rest
     if number >= 10:
-        at -= 2
-        memcpy(digits + at, TWO_DIGITS + 2 * number, 2)
+        first -= 2
+        memcpy(digits + first, TWO_DIGITS + 2 * number, 2)
     else:
-        at -= 1
-        digits[at] = c"0" + <char>number
-    memcpy(text.data + text.size, digits + at, 20)  # a constant size: the compiler inlines the copy
-    text.size += 20 - at
+        first -= 1
+        digits[first] = c"0" + <char>number
+    memcpy(text.data + text.size, digits + first, 20)  # a constant size: the compiler inlines the copy
+    text.size += 20 - first
 
 
 cdef inline void put_integer(Text *text, long long number) noexcept nogil:
@@ -179,39 +179,39 @@ cdef inline bint put_float(Text *text, double number) noexcept nogil:
     """
     cdef double size = -number if number < 0 else number
     cdef uint64_t scaled
-    cdef int at
+    cdef int power, begin
     if not size < 1e15:
         return False
     if number == 0:
-        at = 0 if signbit(number) else 1
-        put(text, ZERO + at, 4 - at)
+        begin = 0 if signbit(number) else 1
+        put(text, ZERO + begin, 4 - begin)
         return True
-    for at in range(4):
-        if size * POWERS[at] >= 1e15:
+    for power in range(4):
+        if size * POWERS[power] >= 1e15:
             return False
-        scaled = <uint64_t>(size * POWERS[at] + 0.5)
-        if scaled / POWERS[at] == size:
+        scaled = <uint64_t>(size * POWERS[power] + 0.5)
+        if scaled / POWERS[power] == size:
             if number < 0:
                 put(text, "-", 1)
-            put_decimal(text, scaled // <uint64_t>POWERS[at], scaled % <uint64_t>POWERS[at], 3 * at)
+            put_decimal(text, scaled // <uint64_t>POWERS[power], scaled % <uint64_t>POWERS[power], 3 * power)
             return True
     return False
 
 
 cdef inline Py_ssize_t put_plain_ascii(char *to, const char *some, Py_ssize_t size) noexcept nogil:
     """Copy ASCII up to what JSON must escape; return how many bytes that were."""
-    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t position = 0
     cdef uint64_t eight
-    while at + 8 <= size:
-        memcpy(&eight, some + at, 8)
+    while position + 8 <= size:
+        memcpy(&eight, some + position, 8)
         if is_any_escaped(eight):
             break
-        memcpy(to + at, &eight, 8)
-        at += 8
-    while at < size and ESCAPES[<unsigned char>some[at]] == 0:
-        to[at] = some[at]
-        at += 1
-    return at
+        memcpy(to + position, &eight, 8)
+        position += 8
+    while position < size and ESCAPES[<unsigned char>some[position]] == 0:
+        to[position] = some[position]
+        position += 1
+    return position
 
 
 cdef inline void put_escaped(Text *text, unsigned char character) noexcept nogil:
@@ -227,41 +227,41 @@ cdef inline void put_escaped(Text *text, unsigned char character) noexcept nogil
 
 cdef inline int put_characters(Text *text, int kind, const void *data, Py_ssize_t size) noexcept nogil:
     """Put a text that is not all ASCII, as UTF-8; return CANNOT if it has a lone surrogate."""
-    cdef uint32_t one
-    cdef Py_ssize_t at
+    cdef uint32_t code_point
+    cdef Py_ssize_t index
     cdef char *end
-    for at in range(size):
-        one = PyUnicode_READ(kind, data, at)
+    for index in range(size):
+        code_point = PyUnicode_READ(kind, data, index)
         end = text.data + text.size
-        if one < 0x80:
-            if ESCAPES[one]:
-                put_escaped(text, <unsigned char>one)
+        if code_point < 0x80:
+            if ESCAPES[code_point]:
+                put_escaped(text, <unsigned char>code_point)
             else:
-                end[0] = <char>one
+                end[0] = <char>code_point
                 text.size += 1
-        elif one < 0x800:
-            end[0] = <char>(0xC0 | one >> 6)
-            end[1] = <char>(0x80 | one & 0x3F)
+        elif code_point < 0x800:
+            end[0] = <char>(0xC0 | code_point >> 6)
+            end[1] = <char>(0x80 | code_point & 0x3F)
             text.size += 2
-        elif 0xD800 <= one < 0xE000:
+        elif 0xD800 <= code_point < 0xE000:
             return CANNOT
-        elif one < 0x10000:
-            end[0] = <char>(0xE0 | one >> 12)
-            end[1] = <char>(0x80 | one >> 6 & 0x3F)
-            end[2] = <char>(0x80 | one & 0x3F)
+        elif code_point < 0x10000:
+            end[0] = <char>(0xE0 | code_point >> 12)
+            end[1] = <char>(0x80 | code_point >> 6 & 0x3F)
+            end[2] = <char>(0x80 | code_point & 0x3F)
             text.size += 3
         else:
-            end[0] = <char>(0xF0 | one >> 18)
-            end[1] = <char>(0x80 | one >> 12 & 0x3F)
-            end[2] = <char>(0x80 | one >> 6 & 0x3F)
-            end[3] = <char>(0x80 | one & 0x3F)
+            end[0] = <char>(0xF0 | code_point >> 18)
+            end[1] = <char>(0x80 | code_point >> 12 & 0x3F)
+            end[2] = <char>(0x80 | code_point >> 6 & 0x3F)
+            end[3] = <char>(0x80 | code_point & 0x3F)
             text.size += 4
     return DONE
 
 
 cdef inline int put_string(Text *text, object string, Py_ssize_t longest) except -1:
     """Put a str with its quotes; return CANNOT, with half of it put, if it has lone surrogates or is longer."""
-    cdef Py_ssize_t size, at = 0, plain
+    cdef Py_ssize_t size, position = 0, plain
     cdef const char *ascii
     if not KNOWS_ITS_CHARACTERS(string) or PyUnicode_GET_LENGTH(string) > longest:
         return CANNOT
@@ -273,12 +273,12 @@ cdef inline int put_string(Text *text, object string, Py_ssize_t longest) except
             return CANNOT
     else:
         ascii = <const char *>PyUnicode_DATA(string)
-        while at < size:
-            plain = put_plain_ascii(text.data + text.size, ascii + at, size - at)
+        while position < size:
+            plain = put_plain_ascii(text.data + text.size, ascii + position, size - position)
             text.size += plain
-            at += plain
-            if at < size:
-                put_escaped(text, <unsigned char>ascii[at])
-                at += 1
+            position += plain
+            if position < size:
+                put_escaped(text, <unsigned char>ascii[position])
+                position += 1
     put(text, '"', 1)
     return DONE

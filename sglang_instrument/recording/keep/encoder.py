@@ -15,9 +15,9 @@ from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.line_types import (
     LONGEST_LINE,
     AnyLine,
-    Line,
     LineWithFields,
     LineWithoutFields,
+    LogLine,
     cut,
     make_line_encodable,
 )
@@ -53,8 +53,8 @@ class LineEncoder:
         self._encoder = msgspec.json.Encoder()
         self._compiled: Any = None
         if compiled:
-            own = self.scope_of, thread_task, self._encode_span
-            self._compiled = _compiled.LineEncoder(clock.epoch_us(0), clock.timestamp, *own)
+            callbacks = self.scope_of, thread_task, self._encode_span
+            self._compiled = _compiled.LineEncoder(clock.epoch_us(0), clock.timestamp, *callbacks)
         self._endings: tuple[str, ...] = ()  # the ends of timestamps, by microsecond within the millisecond
         self._offset = ""
         self._slice = _SLICE
@@ -206,7 +206,7 @@ class LineEncoder:
     def control(self, event: str, scope: Scope, extra: Mapping[str, Any]) -> bytes:
         """Return a control record with the current time as one line."""
         timestamp = self._clock.timestamp(self._clock.now_us())
-        line = Line(timestamp, event, None, dict(extra), scope.worker, scope.step, validate=scope.validate)
+        line = LogLine(timestamp, event, None, dict(extra), scope.worker, scope.step, validate=scope.validate)
         return self.encode([line])[0]
 
     def _part(self, context: Context, scope: Scope) -> Raw | None:
@@ -247,8 +247,8 @@ class LineEncoder:
     def _encode_singly(self, lines: list[AnyLine]) -> tuple[bytes, int]:
         encoded, changed = bytearray(), 0
         for line in lines:
-            one, was_changed = self._encode_one(line)
-            encoded += one
+            line_bytes, was_changed = self._encode_one(line)
+            encoded += line_bytes
             changed += was_changed
             if was_changed:
                 sleep(0)
@@ -283,11 +283,11 @@ def _active_sec(duration_ns: int, waited_ns: int) -> float:
     return max(0, duration_ns - waited_ns) / 1e9
 
 
-def _long_line(span: Span, scope: Scope, task: Task, timestamp: str, offset_us: int) -> Line:
+def _long_line(span: Span, scope: Scope, task: Task, timestamp: str, offset_us: int) -> LogLine:
     """Return the line of any span, with all its keys."""
     ids, extra = span.context.extra, span.extra
     extra = {**ids, **extra} if extra and ids else extra or ids
-    line = Line(timestamp, span.event, None, extra, scope.worker, scope.step, None, task.number)
+    line = LogLine(timestamp, span.event, None, extra, scope.worker, scope.step, None, task.number)
     if span.end:
         line.duration_sec = (span.end - span.start) / 1e9
         line.start_us = span.start // 1000 + offset_us

@@ -93,9 +93,9 @@ class Claims:
         """Return the name if it could be claimed; else say why not, and return one of this process alone."""
         if not reason:
             return name
-        own = f"{name}.{HOST}-{os.getpid()}"
-        notice("claim", f"{name}: {reason}; this process writes {own}.jsonl instead")
-        return own
+        unique_name = f"{name}.{HOST}-{os.getpid()}"
+        notice("claim", f"{name}: {reason}; this process writes {unique_name}.jsonl instead")
+        return unique_name
 
     def _claim(self, name: str) -> str:
         """Try to be the only process that writes files of this name; return why not, "" if it is."""

@@ -283,7 +283,11 @@ def _newest_steps(known: Iterable[Scope]) -> dict[tuple[str, int], int]:
     for scope in known:
         if scope.step is not None:
             steps.setdefault((scope.role, scope.worker), set()).add(scope.step)
-    return {worker: sorted(own)[-_STEPS_KEPT] for worker, own in steps.items() if len(own) >= _STEPS_KEPT}
+    return {
+        worker: sorted(numbers)[-_STEPS_KEPT]
+        for worker, numbers in steps.items()
+        if len(numbers) >= _STEPS_KEPT
+    }
 
 
 def folder_of(scope: Scope) -> str:

@@ -14,7 +14,7 @@ _LONGEST_KEPT: Final = 256  # characters of a key or value
 _MOST_KEPT: Final = 18  # fields
 
 
-class Line(Struct, omit_defaults=True, gc=False):
+class LogLine(Struct, omit_defaults=True, gc=False):
     """A record with all its keys: `schema.KEYS`, in that order."""
 
     timestamp: str
@@ -33,8 +33,8 @@ class Line(Struct, omit_defaults=True, gc=False):
     phase: str | None = None
 
 
-if Line.__struct_fields__ != schema.KEYS:
-    raise AssertionError("line_types.Line and schema.KEYS differ")
+if LogLine.__struct_fields__ != schema.KEYS:
+    raise AssertionError("line_types.LogLine and schema.KEYS differ")
 
 
 class LineWithoutFields(Struct, gc=False):
@@ -66,7 +66,7 @@ class LineWithFields(Struct, omit_defaults=True, gc=False):
     active_sec: float | None = None
 
 
-AnyLine = Line | LineWithFields | LineWithoutFields
+AnyLine = LogLine | LineWithFields | LineWithoutFields
 
 
 def make_line_encodable(line: AnyLine) -> None:
@@ -77,7 +77,7 @@ def make_line_encodable(line: AnyLine) -> None:
             line.extra = make_encodable(line.extra)
         except RecursionError:  # this value was not reduced when it was recorded
             line.extra = {"truncated": True}
-    if isinstance(line, Line):
+    if isinstance(line, LogLine):
         line.error, line.phase = make_encodable(line.error), make_encodable(line.phase)
 
 
@@ -87,26 +87,26 @@ def cut(line: AnyLine) -> AnyLine:
         line = _spell_out(line)
     line.event = line.event[:_LONGEST_KEPT]
     line.extra = _cut_fields(line.extra or {})
-    if isinstance(line, Line):
+    if isinstance(line, LogLine):
         line.error = line.error and line.error[:_LONGEST_KEPT]
         line.phase = line.phase and line.phase[:_LONGEST_KEPT]
     return line
 
 
-def _spell_out(line: LineWithoutFields) -> Line:
+def _spell_out(line: LineWithoutFields) -> LogLine:
     shared = msgspec.json.decode(b'{"extra":%s}' % bytes(line.extra))
-    spelled = Line(line.timestamp, line.event, line.duration_sec, **shared)
+    spelled = LogLine(line.timestamp, line.event, line.duration_sec, **shared)
     spelled.start_us, spelled.task = line.start_us, line.task
     return spelled
 
 
 def _cut_fields(extra: dict[str, Any]) -> dict[str, Any]:
     """Return the short fields of an `extra` that is too long for a line."""
-    kept = {
+    short_fields = {
         key: value
         for key, value in extra.items()
         if len(key) <= _LONGEST_KEPT
         and not isinstance(value, dict | list)
         and (not isinstance(value, str) or len(value) <= _LONGEST_KEPT)
     }
-    return {**dict(list(kept.items())[:_MOST_KEPT]), "truncated": True}
+    return {**dict(list(short_fields.items())[:_MOST_KEPT]), "truncated": True}

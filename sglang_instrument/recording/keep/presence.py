@@ -14,7 +14,7 @@ import orjson
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.measure.values import make_encodable
 from sglang_instrument.recording.safety.notices import log_swallowed
-from sglang_instrument.recording.safety.unpatched import Event, RLock, Thread
+from sglang_instrument.recording.safety.unpatched import Flag, RLock, Thread
 from sglang_instrument.regular_files import write_anew
 
 QUIET_SEC: Final = 2.0  # imports follow one another, each with patches; the file is written after the last
@@ -42,7 +42,7 @@ class Presence:
         self._lock = RLock()  # a signal handler may import, and so patch, while the thread starts
         self._thread: Thread | None = None
         self._is_news = False
-        self._ending = Event()
+        self._ending = Flag()
         self._cancelled = False
 
     def tell(self) -> None:

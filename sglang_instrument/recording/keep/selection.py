@@ -48,23 +48,23 @@ class Selection:
         self._share = share
         self._scope_of = scope_of
         self.sampled_out = 0
-        self._steps: dict[Scope, _Step] = {}
+        self._steps: dict[Scope, _HeldRequests] = {}
         self._held = 0
 
     def keep(self, spans: Iterable[Span]) -> list[Span]:
         """Return the spans to write now, of these and of the held ones; hold or drop the others."""
-        kept = []
+        to_write = []
         for span in spans:
             request_id, turn = _ids(span)
             if self._detail < 3 and _detail(span, request_id, turn) > self._detail:
                 continue
             if self._share >= 1 or request_id is None or is_drawn(request_id, self._share):
-                kept.append(span)
+                to_write.append(span)
             else:
-                kept += self._hold(span, str(request_id))
+                to_write += self._hold(span, str(request_id))
         if self._held > MOST_HELD:
-            kept += self._decide_early()
-        return kept
+            to_write += self._decide_early()
+        return to_write
 
     def end_step(self, scope: Scope) -> list[Span]:
         """Decide on the held spans of an ended step; return those to write."""
@@ -93,17 +93,17 @@ class Selection:
         self._leave_out(scope, 1)
         return []
 
-    def _begin(self, scope: Scope) -> "_Step":
+    def _begin(self, scope: Scope) -> "_HeldRequests":
         """Remember another step, and forget the oldest that holds nothing."""
-        step = self._steps[scope] = _Step()
+        step = self._steps[scope] = _HeldRequests()
         for known, seen in list(self._steps.items())[:-_STEPS_KNOWN]:
             if not seen.held:
                 del self._steps[known]
         return step
 
-    def _decide(self, scope: Scope, step: "_Step", early: bool = False) -> list[Span]:
+    def _decide(self, scope: Scope, step: "_HeldRequests", early: bool = False) -> list[Span]:
         """Return the held records to write; drop and count those of fast requests."""
-        kept: list[Span] = []
+        to_write: list[Span] = []
         limit_ns = step.slow_ns()
         for request_id, spans in list(step.held.items()):
             duration_ns = step.ended.pop(request_id, None)
@@ -114,24 +114,24 @@ class Selection:
             step.decide(request_id, verdict)
             self._held -= len(spans)
             if verdict:
-                kept += spans
+                to_write += spans
             else:
                 self._leave_out(scope, len(spans))
-        return sorted(kept, key=_ended_ns)
+        return sorted(to_write, key=_ended_ns)
 
     def _decide_early(self) -> list[Span]:
         """Make room: decide on ended requests; if that is not enough, write the rest."""
-        kept = []
+        to_write = []
         for scope, step in list(self._steps.items()):
-            kept += self._decide(scope, step, early=True)
-        return kept if self._held <= MOST_HELD // 2 else kept + self.end()
+            to_write += self._decide(scope, step, early=True)
+        return to_write if self._held <= MOST_HELD // 2 else to_write + self.end()
 
     def _leave_out(self, scope: Scope, records: int) -> None:
         scope.sampled_out += records
         self.sampled_out += records
 
 
-class _Step:
+class _HeldRequests:
     """Requests of one step that are not in the sample: their held records, verdicts and durations."""
 
     __slots__ = ("durations", "ended", "held", "over", "verdicts")

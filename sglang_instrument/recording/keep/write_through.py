@@ -14,7 +14,7 @@ from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.safety.own_threads import OneAtATime
-from sglang_instrument.recording.safety.unpatched import Event, RLock
+from sglang_instrument.recording.safety.unpatched import Flag, RLock
 
 
 class CallersDisk(Disk):
@@ -86,7 +86,7 @@ class LineWriter(Writer):
     def _tick(self, woken: bool) -> None:
         self._alone(lambda: super(LineWriter, self)._tick(woken), "encoding the log")
 
-    def _start_or_write(self, job: Job | None, done: Event, ends: float) -> None:
+    def _start_or_write(self, job: Job | None, done: Flag, ends: float) -> None:
         self._alone(lambda: super(LineWriter, self)._start_or_write(job, done, ends), "writing the log")
 
     def _alone(self, act: Callable[[], object], doing: str) -> None:

@@ -21,7 +21,7 @@ from sglang_instrument.recording.measure.scopes import Scope, scopes
 from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, use_buffer
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import OneAtATime, OwnThread
-from sglang_instrument.recording.safety.unpatched import Event, sleep
+from sglang_instrument.recording.safety.unpatched import Flag, sleep
 
 TICK_SEC: Final = 0.05
 # With few records, waking two threads costs more than the records, and takes the GIL from training: so they
@@ -72,7 +72,7 @@ class Writer:
         self._starting = OneAtATime()  # starting the threads, or writing without them
         self._thread = OwnThread(self._run, "sglang_instrument-writer", is_bare=young_sec > 0)
         self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes itself stops
-        self._flushes: list[tuple[Job | None, Event]] = []
+        self._flushes: list[tuple[Job | None, Flag]] = []
         self._tick_sec = TICK_SEC
         self._skipped_last_tick = True  # whether the last tick wrote nothing; the first tick always writes
         self._most_ticks = 1  # ticks to sleep while nothing is recorded; 0 while the thread computes it
@@ -199,7 +199,7 @@ class Writer:
 
         If no thread can be started, the caller writes, and checks the time after each batch of spans.
         """
-        wait_sec, done = max(0.0, min(timeout_sec, TIMEOUT_MAX)), Event()
+        wait_sec, done = max(0.0, min(timeout_sec, TIMEOUT_MAX)), Flag()
         ends = time.monotonic() + wait_sec
         if not self.started:
             self._starting.do(lambda: self._start_or_write(job, done, ends), "writing the log", wait_sec)
@@ -208,7 +208,7 @@ class Writer:
             self._wakeup.wake()
         return done.wait(max(0.0, ends - time.monotonic()))
 
-    def _start_or_write(self, job: Job | None, done: Event, ends: float) -> None:
+    def _start_or_write(self, job: Job | None, done: Flag, ends: float) -> None:
         if self._spans and self._have_threads(at_once=True):
             self._take_directly()
         if self.started:
@@ -222,7 +222,7 @@ class Writer:
         finally:
             self._gives_up_at = math.inf
 
-    def _finish_flush(self, job: Job | None, done: Event) -> None:
+    def _finish_flush(self, job: Job | None, done: Flag) -> None:
         if job is not None:
             self.disk.do(job)
         self.disk.do(done.set)

@@ -45,29 +45,29 @@ cdef enum:
 
 cdef inline Owner* place_of(PyObject *address) noexcept:
     """Return the place of this address, or the free place for it; the table is never full."""
-    cdef size_t at = <size_t>address // 16 * <size_t>0x9E3779B97F4A7C15 >> 20
+    cdef size_t slot = <size_t>address // 16 * <size_t>0x9E3779B97F4A7C15 >> 20
     while True:
-        at &= owners_room - 1
-        if owners[at].address == address or owners[at].address == NULL:
-            return &owners[at]
-        at += 1
+        slot &= owners_room - 1
+        if owners[slot].address == address or owners[slot].address == NULL:
+            return &owners[slot]
+        slot += 1
 
 
 cdef inline bint has_reference(PyObject *address, PyObject *reference) noexcept:
-    cdef PyObject *one = first_reference(address)
-    while one != NULL and one != reference:
-        one = next_reference(one)
-    return one != NULL
+    cdef PyObject *current = first_reference(address)
+    while current != NULL and current != reference:
+        current = next_reference(current)
+    return current != NULL
 
 
 cdef inline Task task_known_of(object owner):
     cdef Task task
-    cdef Owner *found
+    cdef Owner *place
     cdef PyObject **attributes
     if owners_room:
-        found = place_of(<PyObject*>owner)
-        if found.task != NULL:
-            task = <Task>found.task
+        place = place_of(<PyObject*>owner)
+        if place.task != NULL:
+            task = <Task>place.task
             if has_reference(<PyObject*>owner, <PyObject*>task.reference):
                 return task
     attributes = attributes_of(<PyObject*>owner)
@@ -133,27 +133,27 @@ cdef bint keep_living_owners() noexcept:
     cdef size_t old_room = owners_room
     cdef size_t room = FEWEST_OWNERS
     cdef size_t living = 0
-    cdef size_t at
-    for at in range(old_room):
-        living += is_alive(&old[at])
+    cdef size_t slot
+    for slot in range(old_room):
+        living += is_alive(&old[slot])
     while room < 2 * (living + 1):
         room *= 2
     cdef Owner *made = <Owner*>calloc(room, sizeof(Owner))
     if made == NULL:
         return False
     owners, owners_room, owners_filled, owners_met = made, room, living, False
-    for at in range(old_room):
-        if is_alive(&old[at]):
-            place_of(old[at].address)[0] = old[at]
-            old[at].task = NULL
+    for slot in range(old_room):
+        if is_alive(&old[slot]):
+            place_of(old[slot].address)[0] = old[slot]
+            old[slot].task = NULL
     let_owners_go(old, old_room)
     return True
 
 
 cdef void let_owners_go(Owner *old, size_t room) noexcept:
-    cdef size_t at
-    for at in range(room):
-        let_owner_go(old[at].task)
+    cdef size_t slot
+    for slot in range(room):
+        let_owner_go(old[slot].task)
     free(old)
 
 

@@ -135,7 +135,7 @@ cpdef dict reduce(dict extra):
     cdef Py_ssize_t place = 0
     while PyDict_Next(extra, &place, &key, &value):  # as above: nothing in this loop runs Python
         if type(<object>key) is not str or not is_plain(<object>value, LONGEST_TEXT):
-            return {str.__str__(name): reduced(one) for name, one in extra.items()}
+            return {str.__str__(name): reduced(item) for name, item in extra.items()}
     return extra
 
 

@@ -260,9 +260,9 @@ def special_method(owner, str name):
     cdef descrgetfunc bind
     if entry == NULL or entry == <PyObject*>None:
         return None
-    found = <object>entry
-    bind = Py_TYPE(found).tp_descr_get
-    return found if bind == NULL else bind(found, owner, type(owner))
+    attribute = <object>entry
+    bind = Py_TYPE(attribute).tp_descr_get
+    return attribute if bind == NULL else bind(attribute, owner, type(owner))
 
 
 def connect(dict pure):

@@ -18,15 +18,15 @@ def may_run() -> bool:
 def number_in_name() -> int | None:
     """Return the number in the actor's name: 3 of `agent_loop_worker_3_ab12cd34`; None without one."""
     name = actor_name()
-    found = _NUMBER.search(name) if name else None
-    return int(found[1]) if found else None
+    match = _NUMBER.search(name) if name else None
+    return int(match[1]) if match else None
 
 
 def kind_in_name(role: str) -> str | None:
     """Return the kind in a server's name: "reward" of `sglang_server_reward_0_0`; None without one."""
     name = actor_name()
-    found = re.search(rf"(?:^|_){role}_([a-z]+)_\d", name) if name else None
-    return found[1] if found else None
+    match = re.search(rf"(?:^|_){role}_([a-z]+)_\d", name) if name else None
+    return match[1] if match else None
 
 
 def actor_name() -> str | None:

@@ -20,8 +20,8 @@ def is_class(thing: Any) -> bool:
 def entries(thing: Any) -> Mapping[str, Any]:
     """Return the `__dict__` of an object, a class or a module; an empty one if it has none."""
     if is_class(thing):
-        found: Mapping[str, Any] = _ENTRIES_OF(thing)
-        return found
+        own_entries: Mapping[str, Any] = _ENTRIES_OF(thing)
+        return own_entries
     descriptor = class_entry(type(thing), "__dict__")
     if type(descriptor) not in _STORING:
         return {}
@@ -43,9 +43,9 @@ def stored_attribute(thing: Any, name: str) -> Any:
 
     A method is returned as its class has it: not bound.
     """
-    found = entries(thing).get(name, _MISSING)
-    if found is not _MISSING:
-        return found
+    value = entries(thing).get(name, _MISSING)
+    if value is not _MISSING:
+        return value
     entry = class_entry(thing if is_class(thing) else type(thing), name)
     if type(entry) in _STORING:
         return _in_slot(entry, thing)

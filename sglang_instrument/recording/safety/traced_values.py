@@ -47,4 +47,4 @@ def _is_watched(torch: Any) -> bool:
     if torch._functorch.peek_interpreter_stack() is not None:  # vmap, grad
         return True
     modes = range(torch._len_torch_function_stack())
-    return any(type(torch._get_function_stack_at(at)).__module__ != _DEVICE_CONTEXT for at in modes)
+    return any(type(torch._get_function_stack_at(depth)).__module__ != _DEVICE_CONTEXT for depth in modes)

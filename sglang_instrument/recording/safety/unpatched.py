@@ -33,7 +33,7 @@ _get_ident: Final[Callable[[], int]] = original("_thread", "get_ident")
 _usual_lock: Final = original("threading", "Lock")
 
 
-class Event:
+class Flag:
     """A flag that other threads wait for; a signal handler may set it, too."""
 
     __slots__ = ("_is_set", "_lock")
@@ -79,7 +79,7 @@ class Thread:
         self._run = run
         self._name = name
         self._is_bare = is_bare
-        self._ended = Event()
+        self._ended = Flag()
         self._usual: threading.Thread | None = None
         self._is_started = False
         self._ident = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 from matplotlib import colormaps
@@ -21,6 +21,9 @@ from sglang_instrument.report.figures.parts import (
     seconds_text,
 )
 from sglang_instrument.report.palette import PART_COLOURS, PART_OF_EVENT, colour_of, part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _POINTS: Final = 2_000  # of a curve; more cannot be seen
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
@@ -105,7 +108,9 @@ def slowest(choice: Choice) -> Figure:
         ]
         text = ", ".join([seconds_text(request["duration_sec"]), *filter(None, facts)])
         axes.text(request["duration_sec"], row, f"  {text}", va="center", fontsize=7.5)
-    names = [f"w{one['worker']}  {_short(one['request_id'])}" for one in top.iter_rows(named=True)]
+    names = [
+        f"w{request['worker']}  {_short(request['request_id'])}" for request in top.iter_rows(named=True)
+    ]
     axes.set_yticks(range(len(top)), names, fontsize=7.5, family="DejaVu Sans Mono")
     parts = {part_of(phase) for phase in seen}
     for part in sorted(parts, key=list(PART_COLOURS).index):
@@ -172,9 +177,11 @@ def _draw_curve(axes: Any, durations: pl.Series, **style: Any) -> None:
     """Draw the share of requests that took at most a time, by points that can be distinguished."""
     ordered = durations.sort()
     count = len(ordered)
-    every = range(count) if count <= _POINTS else [at * (count - 1) // (_POINTS - 1) for at in range(_POINTS)]
+    every: Iterable[int] = range(count)
+    if count > _POINTS:
+        every = [point * (count - 1) // (_POINTS - 1) for point in range(_POINTS)]
     values = ordered.gather(list(every)).to_list()
-    axes.step([values[0], *values], [0.0, *((at + 1) / count for at in every)], where="post", **style)
+    axes.step([values[0], *values], [0.0, *((point + 1) / count for point in every)], where="post", **style)
 
 
 def _draw_other(axes: Any, choice: Choice) -> None:

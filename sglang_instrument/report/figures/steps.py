@@ -34,13 +34,13 @@ def overview(choice: Choice) -> Figure:
         "Lower line: the rollout of the slowest worker. Upper line: from its start to the start of the next "
         "step. Between them: training, weights, saving.",
     )
-    at, took = steps["step"].to_list(), steps["duration_sec"].to_list()
+    numbers, took = steps["step"].to_list(), steps["duration_sec"].to_list()
     if steps["interval_sec"].count():
-        interval = [float("nan") if one is None else one for one in steps["interval_sec"]]
+        interval = [float("nan") if sec is None else sec for sec in steps["interval_sec"]]
         between = {"color": PART_COLOURS["between steps"], "linewidth": 1.4}
-        axes.plot(at, interval, marker="o", markersize=3, label="to the next step", **between)
-        axes.fill_between(at, took, interval, label="between steps", alpha=0.25, **between)
-    axes.plot(at, took, color=INK, linewidth=1.8, marker="o", markersize=3.5, label="rollout")
+        axes.plot(numbers, interval, marker="o", markersize=3, label="to the next step", **between)
+        axes.fill_between(numbers, took, interval, label="between steps", alpha=0.25, **between)
+    axes.plot(numbers, took, color=INK, linewidth=1.8, marker="o", markersize=3.5, label="rollout")
     _draw_validations(axes, choice)
     _mark_outliers(axes, steps)
     axes.set(xlabel="step", ylabel="seconds")
@@ -86,12 +86,12 @@ def shares(choice: Choice) -> Figure:
         "Where the time of each step went",
         "All workers' time. Each instant counts once, for the part at work: a step adds up to 100 %.",
     )
-    at = steps["step"].to_list()
+    numbers = steps["step"].to_list()
     below = pl.zeros(len(steps), eager=True)
     for part, share in _present(steps).items():
         percent = share * 100
         style = {"color": PART_COLOURS[part], "label": part}
-        axes.bar(at, percent.to_list(), bottom=below.to_list(), width=0.86, **style)
+        axes.bar(numbers, percent.to_list(), bottom=below.to_list(), width=0.86, **style)
         below = below + percent
     axes.set(xlabel="step", ylabel="% of all workers' time", ylim=(0, max(100.0, *below)))
     axes.grid(visible=False, axis="x")
@@ -113,16 +113,16 @@ def workers(choice: Choice) -> Figure:
         "Each instant counts once, for the part at work; light grey is waiting for the others at a barrier.",
         height=max(3.0, 1.6 + 0.3 * len(rows)),
     )
-    at = list(range(len(rows)))
+    positions = list(range(len(rows)))
     left = pl.zeros(len(rows), eager=True)
     for part, share in _present(rows).items():
         sec = share * rows["duration_sec"]
         style = {"color": PART_COLOURS[part], "label": part}
-        axes.barh(at, sec.to_list(), left=left.to_list(), height=0.72, **style)
+        axes.barh(positions, sec.to_list(), left=left.to_list(), height=0.72, **style)
         left = left + sec
     for row, (busy, end) in enumerate(zip(rows["busy_sec"], left, strict=True)):
         axes.text(end, row, f"  busy {seconds_text(busy)}", va="center", fontsize=8)
-    axes.set_yticks(at, [f"worker {worker}" for worker in rows["worker"]])
+    axes.set_yticks(positions, [f"worker {worker}" for worker in rows["worker"]])
     axes.set(xlabel="seconds since the step began", xlim=(0, max(left) * 1.14 or 1))
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

@@ -26,29 +26,31 @@ def turns(choice: Choice) -> Figure:
         "Bars: the mean over the requests that had this turn. Whiskers: from the median of the engine's "
         "time, a dot, to its p99, a dash.",
     )
-    at = [turn + 1 for turn in table["turn"]]  # people count from 1
+    numbers = [turn + 1 for turn in table["turn"]]  # people count from 1
     left = pl.zeros(len(table), eager=True)
     for kind, phase in _KINDS.items():
         mean = table[f"{kind}_sec"] / table["requests"]
         if (mean > 0).any():
-            axes.bar(at, mean.to_list(), bottom=left.to_list(), width=0.7, color=colour_of(phase), label=kind)
+            axes.bar(
+                numbers, mean.to_list(), bottom=left.to_list(), width=0.7, color=colour_of(phase), label=kind
+            )
             left = left + mean
     median, p99 = (table[f"engine_{name}_sec"].to_list() for name in ("p50", "p99"))
-    axes.plot(at, p99, linestyle="none", marker="_", markersize=14, color=INK, label="engine p99")
-    axes.plot(at, median, linestyle="none", marker="o", markersize=4, color=INK, label="engine median")
-    axes.vlines(at, median, p99, color=INK, linewidth=0.8)
-    _count_axis(axes, at, table["requests"])
+    axes.plot(numbers, p99, linestyle="none", marker="_", markersize=14, color=INK, label="engine p99")
+    axes.plot(numbers, median, linestyle="none", marker="o", markersize=4, color=INK, label="engine median")
+    axes.vlines(numbers, median, p99, color=INK, linewidth=0.8)
+    _count_axis(axes, numbers, table["requests"])
     axes.set(xlabel="turn", ylabel="seconds")
-    axes.set_xticks(at if len(at) <= 30 else at[:: len(at) // 15])
+    axes.set_xticks(numbers if len(numbers) <= 30 else numbers[:: len(numbers) // 15])
     axes.grid(visible=False, axis="x")
     axes.legend(loc="upper left", bbox_to_anchor=(1.14, 1.0))
     return figure
 
 
-def _count_axis(axes: Any, at: list[int], requests: pl.Series) -> None:
+def _count_axis(axes: Any, turns: list[int], requests: pl.Series) -> None:
     """Draw how many requests had each turn, on a second axis."""
     counts = axes.twinx()
-    counts.plot(at, requests.to_list(), color=FAINT, linestyle=":", marker=".", linewidth=1.2)
+    counts.plot(turns, requests.to_list(), color=FAINT, linestyle=":", marker=".", linewidth=1.2)
     counts.set_ylabel("requests that had this turn (dotted)", color=FAINT)
     counts.set_ylim(bottom=0)
     counts.grid(visible=False)

@@ -34,7 +34,7 @@ _TRAINING: Final = ~pl.col("validate")
 
 def step_rows(steps: pl.DataFrame, findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return the steps with the phases' shares, and whether a finding names them."""
-    named = {(one.step, one.validate) for one in findings}
+    named = {(finding.step, finding.validate) for finding in findings}
     rows = []
     for row in steps.iter_rows(named=True):
         shares = [round(row.pop(f"share_{phase}"), 6) for phase in PHASES]
@@ -53,21 +53,21 @@ def curves(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, list[dict[str,
     }
     table = concurrency(digest)
     requests = digest.of_workers().requests
-    found: dict[str, list[dict[str, Any]]] = {}
-    for one in chosen:
-        here = (pl.col("step") == one.step) & (pl.col("validate") == one.validate)
-        found[one.key] = [
+    curves_by_step: dict[str, list[dict[str, Any]]] = {}
+    for step in chosen:
+        here = (pl.col("step") == step.step) & (pl.col("validate") == step.validate)
+        curves_by_step[step.key] = [
             {
                 "worker": worker,
                 **_curve(part),
                 **_done(requests.filter(here & (pl.col("worker") == worker))),
-                "straggler_share": shares.get((one.step, one.validate, worker)),
+                "straggler_share": shares.get((step.step, step.validate, worker)),
             }
             for (worker,), part in table.filter(here)
             .sort("worker", "at_sec")
             .group_by("worker", maintain_order=True)
         ][:_MOST_CURVES]
-    return found
+    return curves_by_step
 
 
 def _curve(part: pl.DataFrame) -> dict[str, list[Any]]:
@@ -122,8 +122,8 @@ def cdfs(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, Any]:
         "all": _cdf(requests),
         "workers": {str(worker): _cdf(requests.filter(worker=worker)) for worker in workers},
         "steps": {
-            one.key: _cdf(request_table(digest).filter(step=one.step, validate=one.validate))
-            for one in chosen
+            step.key: _cdf(request_table(digest).filter(step=step.step, validate=step.validate))
+            for step in chosen
         },
         "table": cdf_table(requests, ["worker"]).head(_MOST_CURVES).to_dicts(),
         "whole": _of_all(requests),

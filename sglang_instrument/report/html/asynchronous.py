@@ -69,14 +69,14 @@ def weights_section(run: Run) -> dict[str, Any] | None:
         return None
     calls = served_calls(run)
     updates = updates_of(spans, calls)
-    told = lineage_of(spans, calls).drop_nulls("first_weights")
+    replies = lineage_of(spans, calls).drop_nulls("first_weights")
     shown = sorted(sorted(updates, key=lambda row: -row["wall_sec"])[:_MOST], key=lambda row: row["update"])
     return {
         "rows": shown,
         "of_rows": len(updates),
         "sentences": missing_of(updates),
         "parts": PARTS,
-        "lineage": lineage_by_weights(told).tail(_MOST).to_dicts(),
+        "lineage": lineage_by_weights(replies).tail(_MOST).to_dicts(),
     }
 
 

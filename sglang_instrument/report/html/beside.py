@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 _Story = dict[str, Any]
 
 
-def beside(run: Run, other: Run, told: Mapping[str, Any]) -> tuple[_Story, dict[str, Any], list[str]]:
+def beside(run: Run, other: Run, first_story: Mapping[str, Any]) -> tuple[_Story, dict[str, Any], list[str]]:
     """Return what a report says of a second run.
 
     Args:
         run: The first run, A.
         other: The second run, B.
-        told: The story of the first.
+        first_story: The story of the first.
 
     Returns:
         The words of the head: what the comparison concludes, and the stories of both as "runs"; the data of
         the charts; the names of both, with their dates.
     """
     compared = compare_runs(run, other)
-    stories = [dict(told), story(other, step_table(other.digest), judge(other))]
+    stories = [dict(first_story), story(other, step_table(other.digest), judge(other))]
     runs = [
-        {**one, "mark": mark, "title": name, "findings": _unlike(one, neighbour)}
-        for mark, name, one, neighbour in zip(
+        {**run_story, "mark": mark, "title": name, "findings": _unlike(run_story, neighbour)}
+        for mark, name, run_story, neighbour in zip(
             "AB", names_of(run, other), stories, reversed(stories), strict=True
         )
     ]
@@ -44,10 +44,10 @@ def beside(run: Run, other: Run, told: Mapping[str, Any]) -> tuple[_Story, dict[
     return words, comparison(compared, other), list(dated_names_of(run, other))
 
 
-def _unlike(one: _Story, other: _Story) -> list[dict[str, Any]]:
+def _unlike(run_story: _Story, other: _Story) -> list[dict[str, Any]]:
     """Return the findings of a run, each with whether the other run has none of its kind."""
     known = {_kind(finding) for finding in other["findings"]}
-    return [{**finding, "only": _kind(finding) not in known} for finding in one["findings"]]
+    return [{**finding, "only": _kind(finding) not in known} for finding in run_story["findings"]]
 
 
 def _kind(finding: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -40,7 +40,7 @@ Stage = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """What was written: the file, its size in bytes, and the keys of the steps shown span by span."""
 
     path: Path
@@ -58,7 +58,7 @@ def write_report(
     most_spans: int = MOST_SPANS,
     version: str = "",
     stage: Stage = lambda action: None,
-) -> Written:
+) -> WrittenReport:
     """Write the report of a run.
 
     Args:
@@ -83,11 +83,11 @@ def write_report(
     events: dict[str, str] = {name: kind.phase for name, kind in EVENTS.items()} | PART_OF_EVENT
     stage("aligning clocks")
     ahead = ahead_us(run)
-    for one in chosen:
-        stage(f"reading {'validation' if one.validate else 'step'} {one.step}")
-        packed[one.key], phases = pack_step(run, one, ahead)
+    for step in chosen:
+        stage(f"reading {'validation' if step.validate else 'step'} {step.step}")
+        packed[step.key], phases = pack_step(run, step, ahead)
         events |= phases
-        parts[one.key] = _parts(ledger, one)
+        parts[step.key] = _parts(ledger, step)
     stage("summing up events")
     tree = icicle(path_table(run), chosen)
     stage("estimating what-if")
@@ -111,7 +111,7 @@ def write_report(
     stage("writing the file")
     text = render(words, facts, packed, version)
     write_output(path, text.encode(errors="backslashreplace"))  # file names may not be UTF-8
-    return Written(path, path.stat().st_size, list(packed))
+    return WrittenReport(path, path.stat().st_size, list(packed))
 
 
 def _chart_facts(
@@ -128,11 +128,11 @@ def _chart_facts(
         "lengths": answers.lengths(run.digest),
         "gaps": answers.gaps(run),
         "clocks": answers.clocks(run.digest),
-        "findings": [asdict(one) for one in findings],
+        "findings": [asdict(finding) for finding in findings],
     }
 
 
-def _parts(ledger: pl.DataFrame, one: Chosen) -> dict[str, Any]:
+def _parts(ledger: pl.DataFrame, step: Chosen) -> dict[str, Any]:
     """Return what the wall time of a step was spent on: the rows of its ledger, and their sum."""
-    rows = ledger.filter(step=one.step, validate=one.validate)
+    rows = ledger.filter(step=step.step, validate=step.validate)
     return {"sec": rows["sec"].sum(), "rows": rows.drop("step", "validate").to_dicts()}

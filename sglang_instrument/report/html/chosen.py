@@ -50,25 +50,25 @@ def choose(
     weights = _records_of(run)
     wanted = [Chosen(False, step) for step in asked]
     known = {Chosen(row["validate"], row["step"]) for row in steps.iter_rows(named=True)}
-    for one in wanted:
-        if one not in known:
-            raise LogError(f"{run.folder}: no step {one.step}; there are {_ranges(known)}")
-        run.demand_records(one.step, validate=False)
+    for candidate in wanted:
+        if candidate not in known:
+            raise LogError(f"{run.folder}: no step {candidate.step}; there are {_ranges(known)}")
+        run.demand_records(candidate.step, validate=False)
     chosen = list(dict.fromkeys(wanted))
-    room = most - sum(weights.get(one, 0) for one in chosen)
-    for one in dict.fromkeys([*_named(findings), *_slowest(steps)]):
-        if (one.step, one.validate) in run.pruned_steps:
+    room = most - sum(weights.get(candidate, 0) for candidate in chosen)
+    for candidate in dict.fromkeys([*_named(findings), *_slowest(steps)]):
+        if (candidate.step, candidate.validate) in run.pruned_steps:
             continue
-        if one in known and one not in chosen and len(chosen) < max(_MOST_STEPS, len(wanted)):
-            weight = weights.get(one, 0)
+        if candidate in known and candidate not in chosen and len(chosen) < max(_MOST_STEPS, len(wanted)):
+            weight = weights.get(candidate, 0)
             if weight <= room or not chosen:
-                chosen.append(one)
+                chosen.append(candidate)
                 room -= weight
     return sorted(chosen)
 
 
 def _named(findings: Sequence[Finding]) -> list[Chosen]:
-    return [Chosen(one.validate, one.step) for one in findings if one.step is not None]
+    return [Chosen(finding.validate, finding.step) for finding in findings if finding.step is not None]
 
 
 def _slowest(steps: pl.DataFrame) -> list[Chosen]:
@@ -78,17 +78,17 @@ def _slowest(steps: pl.DataFrame) -> list[Chosen]:
 
 
 def _records_of(run: Run) -> dict[Chosen, int]:
-    found: dict[Chosen, int] = {}
+    records: dict[Chosen, int] = {}
     for file in run.files:
         place: Any = file.place
         if place is not None and place.step is not None:
             key = Chosen(bool(place.validate), place.step)
-            found[key] = found.get(key, 0) + sum(file.records)
-    return found
+            records[key] = records.get(key, 0) + sum(file.records)
+    return records
 
 
 def _ranges(known: set[Chosen]) -> str:
-    numbers = sorted(one.step for one in known if not one.validate)
+    numbers = sorted(known_step.step for known_step in known if not known_step.validate)
     if not numbers:
         return "no training steps"
     return f"{len(numbers)}, from {numbers[0]} to {numbers[-1]}"

@@ -97,11 +97,11 @@ def _bounded(digest: Digest) -> tuple[Digest, int]:
     most = _fitting(workers)
     if most == workers["rank"].max():
         return digest, 0
-    kept = workers.filter(pl.col("rank") <= max(1, most))
-    steps = kept["step"].unique().sort()
-    every = max(1, math.ceil(kept["turns"].sum() / _MOST_ROWS))
-    kept = kept.filter(pl.col("step").is_in(steps.gather_every(every).implode()))
-    pairs = kept.select(pair=pl.struct("step", "worker"))["pair"]
+    shown = workers.filter(pl.col("rank") <= max(1, most))
+    steps = shown["step"].unique().sort()
+    every = max(1, math.ceil(shown["turns"].sum() / _MOST_ROWS))
+    shown = shown.filter(pl.col("step").is_in(steps.gather_every(every).implode()))
+    pairs = shown.select(pair=pl.struct("step", "worker"))["pair"]
     return digest.filter(pl.struct("step", "worker").is_in(pairs.implode())), max(1, most)
 
 
@@ -114,8 +114,8 @@ def _fitting(workers: pl.DataFrame) -> int:
 def _caps(digest: Digest) -> list[int | None]:
     """Return token caps that would cut half, a quarter ... of the responses, rounded to usual settings."""
     tokens = digest.requests["response_tokens"].drop_nulls()
-    found = {_round(tokens.quantile(share, "linear") or 0.0) for share in _CAPS_AT} - {0}
-    return [None, *sorted(found, reverse=True)]
+    caps = {_round(tokens.quantile(share, "linear") or 0.0) for share in _CAPS_AT} - {0}
+    return [None, *sorted(caps, reverse=True)]
 
 
 def _round(tokens: float) -> int:

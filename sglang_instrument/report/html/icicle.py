@@ -39,7 +39,7 @@ def icicle(table: pl.DataFrame, chosen: Sequence[Chosen]) -> dict[str, Any]:
     texts = [SEPARATOR.join(path) for path in paths]
     nodes = {path: node for node, path in enumerate(paths)}
     table = table.join(_numbered(texts), on="path")
-    parts = {one.key: table.filter(step=one.step, validate=one.validate) for one in chosen}
+    parts = {step.key: table.filter(step=step.step, validate=step.validate) for step in chosen}
     parts[_RUN] = table.filter(~pl.col("validate"))
     most = min(_MOST_WORKERS, _MOST_ROWS // max(1, len(paths) * len(parts)))
     phases = dict(table.select("path", "phase").unique("path").iter_rows())
@@ -62,8 +62,8 @@ def _numbered(texts: list[str]) -> pl.DataFrame:
 def _views(rows: pl.DataFrame, most_workers: int) -> list[dict[str, Any]]:
     """Return the sums over all workers, and, where there are several, those of each of the first ones."""
     workers = rows["worker"].unique().sort().to_list()
-    own = workers[:most_workers] if len(workers) > 1 else []
-    return [_sums(rows, None), *(_sums(rows.filter(worker=worker), worker) for worker in own)]
+    shown = workers[:most_workers] if len(workers) > 1 else []
+    return [_sums(rows, None), *(_sums(rows.filter(worker=worker), worker) for worker in shown)]
 
 
 def _sums(rows: pl.DataFrame, worker: int | None) -> dict[str, Any]:
@@ -74,10 +74,10 @@ def _sums(rows: pl.DataFrame, worker: int | None) -> dict[str, Any]:
 def _bounded(table: pl.DataFrame) -> tuple[pl.DataFrame, list[_Path]]:
     """Return the table with short paths summed up, and its paths, parents first."""
     sums = table.group_by("path").agg(pl.col("wall_sec", "self_sec").sum()).sort("path")
-    known = {tuple(path.split(SEPARATOR)): (wall, own) for path, wall, own in sums.iter_rows()}
-    kept = _longest(known)
-    if len(kept) < len(known):
-        renamed = {SEPARATOR.join(path): SEPARATOR.join(_kept_path(path, kept)) for path in known}
+    known = {tuple(path.split(SEPARATOR)): (wall, self_sec) for path, wall, self_sec in sums.iter_rows()}
+    longest = _longest(known)
+    if len(longest) < len(known):
+        renamed = {SEPARATOR.join(path): SEPARATOR.join(_kept_path(path, longest)) for path in known}
         short = pl.col("path").replace_strict(renamed)
         table = table.with_columns(path=short, phase=pl.when(short == pl.col("path")).then("phase"))
     paths = map(tuple, table["path"].unique().str.split(SEPARATOR))
@@ -90,14 +90,18 @@ def _longest(known: dict[_Path, tuple[float, float]]) -> set[_Path]:
     shares: dict[_Path, list[float]] = {}
     for path, times in known.items():
         for above in _with_parents(path):
-            own = shares.setdefault(above, [0.0, 0.0])
-            own[:] = [share + sec / of for share, sec, of in zip(own, times, whole, strict=True)]
+            times_of_path = shares.setdefault(above, [0.0, 0.0])
+            times_of_path[:] = [
+                share + sec / of for share, sec, of in zip(times_of_path, times, whole, strict=True)
+            ]
     return set(sorted(shares, key=lambda path: (-max(shares[path]), len(path)))[:_MOST_PATHS])
 
 
-def _kept_path(path: _Path, kept: set[_Path]) -> _Path:
+def _kept_path(path: _Path, longest: set[_Path]) -> _Path:
     """Return the path itself, or that of the box below its longest part that is kept."""
-    return path if path in kept else (*max(filter(kept.__contains__, _with_parents(path)), default=()), _REST)
+    if path in longest:
+        return path
+    return (*max(filter(longest.__contains__, _with_parents(path)), default=()), _REST)
 
 
 def _with_parents(path: _Path) -> Iterable[_Path]:

@@ -28,27 +28,27 @@ def kernel_section(rows: Mapping[str, Any]) -> Row:
         unreadable: reasons.
     """
     traces: Sequence[Row] = rows["traces"]
-    idle = sorted(rows["steps"], key=lambda one: -one["idle"] * one["overlap_sec"])
-    detailed = sorted(traces, key=lambda one: one["rank"] != rows["slow"])[:_MOST_DETAILED]
-    several = len({one["profile_id"] for one in traces}) > 1
+    idle = sorted(rows["steps"], key=lambda step: -step["idle"] * step["overlap_sec"])
+    detailed = sorted(traces, key=lambda trace: trace["rank"] != rows["slow"])[:_MOST_DETAILED]
+    several = len({trace["profile_id"] for trace in traces}) > 1
     return {
         "folder": rows["folder"],
         "slow": rows["slow"],
         "sentence": rows["sentence"] if len(traces) > 1 else None,
-        "steps": [one["sentence"] for one in idle[:_MOST_SENTENCES]],
+        "steps": [step["sentence"] for step in idle[:_MOST_SENTENCES]],
         "of_steps": len(idle),
-        "on_gpu": any(one["on_gpu"] for one in traces),
-        "ranks": [_rank(one, several) for one in traces[:_MOST_TRACES]],
-        "traces": [_detail(one, several) for one in detailed],
+        "on_gpu": any(trace["on_gpu"] for trace in traces),
+        "ranks": [_rank(trace, several) for trace in traces[:_MOST_TRACES]],
+        "traces": [_detail(trace, several) for trace in detailed],
         "of_traces": len(traces),
         "unreadable": list(rows["unreadable"].values()),
     }
 
 
-def _rank(one: Row, several: bool) -> Row:
+def _rank(trace: Row, several: bool) -> Row:
     """Return how a rank's time was used, and the parts of its bar, which fill the whole window."""
-    use, window = one["use"], one["window_sec"]
-    if one["on_gpu"]:
+    use, window = trace["use"], trace["window_sec"]
+    if trace["on_gpu"]:
         parts = {"compute": use["compute_sec"], "exposed": use["exposed_sec"]}
         parts["copy"] = max(0.0, use["busy_sec"] - sum(parts.values()))
     else:
@@ -57,33 +57,33 @@ def _rank(one: Row, several: bool) -> Row:
     return {
         **{key: use.get(key) for key in ("busy", "busy_sec", "idle_sec", "compute_sec")},
         **{key: use.get(key) for key in ("communication_sec", "exposed_sec")},
-        "name": _name(one, several),
-        "on_gpu": one["on_gpu"],
+        "name": _name(trace, several),
+        "on_gpu": trace["on_gpu"],
         "window_sec": window,
         "bar": bar,
-        "truncated": one["truncated"],
+        "truncated": trace["truncated"],
     }
 
 
-def _detail(one: Row, several: bool) -> Row:
-    kernels = [{**row, "short": _cut(row["name"])} for row in one["kernels"][:_MOST_ROWS]]
-    operators = [{**row, "short": _cut(row["name"])} for row in one["cpu_ops"][:_MOST_ROWS]]
+def _detail(trace: Row, several: bool) -> Row:
+    kernels = [{**row, "short": _cut(row["name"])} for row in trace["kernels"][:_MOST_ROWS]]
+    operators = [{**row, "short": _cut(row["name"])} for row in trace["cpu_ops"][:_MOST_ROWS]]
     return {
-        "name": _name(one, several),
-        "file": PurePath(one["file"]).name,
-        "device": one["devices"][0] if one["devices"] else None,
-        "categories": one["categories"],
+        "name": _name(trace, several),
+        "file": PurePath(trace["file"]).name,
+        "device": trace["devices"][0] if trace["devices"] else None,
+        "categories": trace["categories"],
         "kernels": kernels,
-        "operators": [] if one["on_gpu"] else operators,
-        "stages": one["stages"],
-        "gaps": [{**row, "cpu": _cut(row["cpu"] or "nothing recorded")} for row in one["gaps"][:5]],
+        "operators": [] if trace["on_gpu"] else operators,
+        "stages": trace["stages"],
+        "gaps": [{**row, "cpu": _cut(row["cpu"] or "nothing recorded")} for row in trace["gaps"][:5]],
     }
 
 
-def _name(one: Row, several: bool) -> str:
+def _name(trace: Row, several: bool) -> str:
     """Return the rank, with the engine if there are several, whose ranks have equal names."""
-    engine = one["profile_id"].strip("-_.") if several else ""
-    return " ".join(filter(None, (engine, one["rank"], one["stage"])))
+    engine = trace["profile_id"].strip("-_.") if several else ""
+    return " ".join(filter(None, (engine, trace["rank"], trace["stage"])))
 
 
 def _cut(name: str) -> str:

@@ -45,18 +45,18 @@ SCRIPTS: Final = (
 
 
 def render(
-    story: Mapping[str, Any], told: Mapping[str, Any], packed: Mapping[str, bytes], version: str
+    story: Mapping[str, Any], chart_facts: Mapping[str, Any], packed: Mapping[str, bytes], version: str
 ) -> str:
     """Return the page.
 
     Args:
         story: The texts and numbers of the templates.
-        told: The data of the charts.
+        chart_facts: The data of the charts.
         packed: The packed spans of the steps with a timeline, by the step's key.
         version: Of this package.
     """
     facts = {
-        **told,
+        **chart_facts,
         "phases": list(COLOURED),
         "parts_of_phases": [part_of(phase) for phase in COLOURED],
         "part_names": list(PART_COLOURS),
@@ -66,7 +66,6 @@ def render(
     page = _templates().get_template("report.html")
     return page.render(
         story=story,
-        told=told,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         version=version,
         style=as_css() + _read("style.css"),

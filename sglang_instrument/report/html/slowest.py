@@ -23,19 +23,19 @@ def slowest_requests(run: Run) -> list[dict[str, Any]]:
 
     Where `prune` deleted the records of a step, its requests have neither.
     """
-    found = []
+    rows = []
     spans: dict[tuple[int, int], Any] = {}
     for row in request_table(run.digest).filter(validate=False).head(_SHOWN).to_dicts():
         if (row["step"], False) in run.pruned_steps:
             key = Chosen(False, row["step"]).key
-            found.append({**row, "key": key, "of_events": 0, "events": [], "calls": []})
+            rows.append({**row, "key": key, "of_events": 0, "events": [], "calls": []})
             continue
         place = (row["step"], row["worker"])
         if place not in spans:
             records = run.read_records(row["step"], row["worker"], validate=False, texts=True)
             spans[place] = nest(with_texts(records))
         events = waterfall(spans[place], row["request_id"])
-        found.append(
+        rows.append(
             {
                 **row,
                 "key": Chosen(False, row["step"]).key,
@@ -44,4 +44,4 @@ def slowest_requests(run: Run) -> list[dict[str, Any]]:
                 "calls": reported_calls(run, row).head(_MOST_EVENTS).to_dicts(),
             }
         )
-    return found
+    return rows

@@ -88,8 +88,8 @@ def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes
 def _active_ticks(spans: pl.DataFrame, tick_us: int) -> list[int]:
     """Return the running time of spans in ticks, plus one; 0 where it was not measured."""
     ticks = (spans["active_sec"] * 1e6 / tick_us).cast(pl.Int64) + 1
-    found: list[int] = ticks.fill_null(0).to_list()
-    return found
+    ticks_or_zero: list[int] = ticks.fill_null(0).to_list()
+    return ticks_or_zero
 
 
 def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFrame:
@@ -147,7 +147,7 @@ def _still_open(run: Run, chosen: Chosen, spans: pl.DataFrame) -> pl.DataFrame:
     rows = open_spans(run, chosen.step, chosen.validate)
     last: dict[int, int] = dict(spans.group_by("worker").agg(pl.col("end_us").max()).iter_rows())
     schema: dict[str, Any] = {**spans.schema, "age_sec": pl.Float64}
-    found = [
+    opened = [
         {
             "worker": row.worker,
             "request_id": row.request_id,
@@ -161,7 +161,7 @@ def _still_open(run: Run, chosen: Chosen, spans: pl.DataFrame) -> pl.DataFrame:
         }
         for row in rows
     ]
-    table = pl.DataFrame(found, schema=schema)
+    table = pl.DataFrame(opened, schema=schema)
     oldest_first = pl.col("age_sec").rank("ordinal", descending=True).over(_ROW) - 1
     return table.with_columns(
         depth=oldest_first.cast(pl.Int64),
@@ -173,7 +173,7 @@ def _still_open(run: Run, chosen: Chosen, spans: pl.DataFrame) -> pl.DataFrame:
 
 def _rows(run: Run, chosen: Chosen, spans: pl.DataFrame, origin: int) -> dict[str, Any]:
     """Return the rows: whose they are, where their spans begin, and what is known of the requests."""
-    found = spans.group_by(_ROW, maintain_order=True).agg(
+    rows = spans.group_by(_ROW, maintain_order=True).agg(
         count=pl.len(),
         start_us=pl.col("start_us").min(),
         end_us=pl.col("end_us").max(),
@@ -181,31 +181,31 @@ def _rows(run: Run, chosen: Chosen, spans: pl.DataFrame, origin: int) -> dict[st
     )
     of_step = (pl.col("step") == chosen.step) & (pl.col("validate") == chosen.validate)
     facts = run.digest.of_workers().requests.filter(of_step).unique(_ROW, keep="last").select(*_ROW, *_FACTS)
-    found = found.join(facts, on=_ROW, how="left", maintain_order="left", nulls_equal=True)
+    rows = rows.join(facts, on=_ROW, how="left", maintain_order="left", nulls_equal=True)
     return {
-        "worker": found["worker"].to_list(),
-        "request": found["request_id"].to_list(),
-        "count": found["count"].to_list(),
-        "from_sec": ((found["start_us"] - origin) / 1e6).to_list(),
-        "to_sec": ((found["end_us"] - origin) / 1e6).to_list(),
-        "open": found["is_open"].to_list(),
-        **{fact: found[fact].to_list() for fact in _FACTS},
+        "worker": rows["worker"].to_list(),
+        "request": rows["request_id"].to_list(),
+        "count": rows["count"].to_list(),
+        "from_sec": ((rows["start_us"] - origin) / 1e6).to_list(),
+        "to_sec": ((rows["end_us"] - origin) / 1e6).to_list(),
+        "open": rows["is_open"].to_list(),
+        **{fact: rows[fact].to_list() for fact in _FACTS},
     }
 
 
 def _joined(header: dict[str, Any], columns: dict[str, tuple[str, list[int]]]) -> bytes:
     parts: list[bytes] = []
     places: dict[str, Any] = {}
-    at = 0
+    position = 0
     for name, (kind, values) in columns.items():
         column = array(_TYPES[kind], values)
         if sys.byteorder == "big":
             column.byteswap()
-        places[name] = {"type": kind, "at": at, "length": len(values)}
+        places[name] = {"type": kind, "at": position, "length": len(values)}
         raw = column.tobytes()
         raw += b"\0" * (-len(raw) % _ALIGNED)
         parts.append(raw)
-        at += len(raw)
+        position += len(raw)
     encoded = as_json({**header, "columns": places})
     encoded += b" " * (-len(encoded) % _ALIGNED)
     return len(encoded).to_bytes(4, "little") + encoded + b"".join(parts)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OpenSpan:
+class UnendedSpan:
     """A span without an end. Times are microseconds on its worker's clock; `seen_us` is its last report."""
 
     step: int
@@ -26,26 +26,26 @@ class OpenSpan:
     age_sec: float
     begun_us: int
     seen_us: int
-    at: str | None
+    place: str | None
 
 
-def open_spans(run: Run, step: int | None = None, validate: bool | None = None) -> list[OpenSpan]:
+def open_spans(run: Run, step: int | None = None, validate: bool | None = None) -> list[UnendedSpan]:
     """Return the spans that never ended, of one step or of all, the oldest of a worker first."""
-    found = []
+    opened = []
     for file, control in last_open_reports(run.files):
         place: Any = file.place
         if place is None or place.step is None or (step is not None and place.step != step):
             continue
         if validate is None or bool(place.validate) == validate:
             spans = [span for span in control.extra.spans or [] if isinstance(span, dict)]
-            found += [_opened(place, control.time_us, span) for span in spans]
-    return sorted(found, key=lambda one: (one.validate, one.step, one.worker, -one.age_sec))
+            opened += [_opened(place, control.time_us, span) for span in spans]
+    return sorted(opened, key=lambda span: (span.validate, span.step, span.worker, -span.age_sec))
 
 
-def _opened(place: Any, seen_us: int, span: dict[str, Any]) -> OpenSpan:
+def _opened(place: Any, seen_us: int, span: dict[str, Any]) -> UnendedSpan:
     event, age_sec = str(span.get("event")), float(span.get("age_sec") or 0.0)
     stack, turn, asked = span.get("stack"), span.get("turn"), span.get("request_id")
-    return OpenSpan(
+    return UnendedSpan(
         step=place.step,
         validate=bool(place.validate),
         worker=place.worker,
@@ -56,5 +56,5 @@ def _opened(place: Any, seen_us: int, span: dict[str, Any]) -> OpenSpan:
         age_sec=age_sec,
         begun_us=seen_us - int(age_sec * 1e6),
         seen_us=seen_us,
-        at=str(stack[-1]) if isinstance(stack, list) and stack else None,
+        place=str(stack[-1]) if isinstance(stack, list) and stack else None,
     )

@@ -45,7 +45,9 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
         "clean": verdict.calm,
         "verdict": verdict.sentence,
         "advice": _with_code(verdict.advice.replace("LOGS", shlex.quote(run.logs))),
-        "findings": [{**asdict(one), "key": _where(one)} for one in findings[: _MOST_FINDINGS + 1]],
+        "findings": [
+            {**asdict(finding), "key": _where(finding)} for finding in findings[: _MOST_FINDINGS + 1]
+        ],
         "of_findings": len(findings),
         "chain": _chain(run, training, findings),
         "figures": _figures(run, training, steps),
@@ -60,16 +62,16 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
 def _ran(run: Run, processes: Sequence[dict[str, Any]]) -> list[str]:
     """Return when and where the run ran, and under which versions, as far as its log tells."""
     steps = run.digest.steps
-    told = {control.extra.host for file in run.files for control in file.controls}
-    hosts = sorted(filter(None, told | {one.get("host") for one in processes}))
+    hosts_of_logs = {control.extra.host for file in run.files for control in file.controls}
+    hosts = sorted(filter(None, hosts_of_logs | {process.get("host") for process in processes}))
     versions: dict[str, set[str]] = {}
-    for one in processes:
-        for name, version in one.get("versions", {}).items():
+    for process in processes:
+        for name, version in process.get("versions", {}).items():
             versions.setdefault(name, set()).add(version)
     return [
         _from_to(steps["start_us"].min(), steps["end_us"].max()) if len(steps) else "no step yet",
         _few(hosts) or "the log does not name its host",
-        *(f"{name} {', '.join(sorted(found))}" for name, found in sorted(versions.items())),
+        *(f"{name} {', '.join(sorted(values))}" for name, values in sorted(versions.items())),
     ]
 
 
@@ -80,7 +82,7 @@ def _few(names: Sequence[str]) -> str:
 
 def _from_to(from_us: Any, to_us: Any) -> str:
     """Return a time range in UTC, the date of its end only where it is another one."""
-    begun, ended = (datetime.fromtimestamp(at / 1e6, timezone.utc) for at in (from_us, to_us))
+    begun, ended = (datetime.fromtimestamp(time_us / 1e6, timezone.utc) for time_us in (from_us, to_us))
     until = ended.strftime("%H:%M" if ended.date() == begun.date() else "%Y-%m-%d %H:%M")
     return f"{begun:%Y-%m-%d %H:%M} to {until} UTC"
 
@@ -147,12 +149,12 @@ def _cost(run: Run, training: pl.DataFrame) -> dict[str, Any]:
 
 def _processes(folder: Path) -> list[dict[str, Any]]:
     """Return the self-description of each process; one that cannot be read is listed as such."""
-    found = []
+    rows = []
     for path in sorted((folder / "processes").glob("[!.]*.json")):
         try:
             facts = read_process(path)
             patches = facts.get("patches") or []
-            found.append(
+            rows.append(
                 {
                     "name": path.stem,
                     "host": facts.get("host"),
@@ -164,8 +166,8 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
                 }
             )
         except LogError as error:
-            found.append({"name": path.stem, "unreadable": str(error)})
-    return found
+            rows.append({"name": path.stem, "unreadable": str(error)})
+    return rows
 
 
 def _lacks(patch: dict[str, Any]) -> bool:

@@ -34,7 +34,7 @@ class Reward(NamedTuple):
 
 
 @dataclass
-class Part:
+class ConversationPart:
     """An engine call of a turn, or the run of a tool. Times are microseconds of the worker's clock."""
 
     is_call: bool
@@ -75,7 +75,7 @@ class Conversation:
     error: str | None = None
     agent: str | None = None
     traceparent: str | None = None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ConversationPart] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
 
 
@@ -93,20 +93,20 @@ def conversations(
     """
     rows = _rows(run, step, validate)
     fields = fields_of(run, run.files_of(step, validate=validate))
-    own = _Requests(begun.sort("start_us", "end_us").iter_rows(named=True))
+    requests = _StepRequests(begun.sort("start_us", "end_us").iter_rows(named=True))
     for row in rows:
         if row["phase"] == "request":
-            own.add_fields(row, _fields(fields, row))
+            requests.add_fields(row, _fields(fields, row))
     for row, inside in _calls(rows):
-        own.add(row, _call(row, inside, fields, servers))
+        requests.add(row, _call(row, inside, fields, servers))
     for row in _tools(rows):
-        own.add(row, _tool(row))
+        requests.add(row, _tool(row))
     for row in rows:
         if row["phase"] == "reward":
-            own.end_of_reward(row)
+            requests.end_of_reward(row)
         elif row["reward"] is not None and row["phase"] not in ("request", "tool"):
-            own.add_reward(row)
-    return own.in_order()
+            requests.add_reward(row)
+    return requests.in_order()
 
 
 def _rows(run: Run, step: int, validate: bool) -> list[dict[str, Any]]:
@@ -119,11 +119,11 @@ def _rows(run: Run, step: int, validate: bool) -> list[dict[str, Any]]:
     return spans.filter(step=step, validate=validate).select(_COLUMNS).to_dicts()
 
 
-def server_calls(run: Run, servers: Servers) -> list[Part]:
+def server_calls(run: Run, servers: Servers) -> list[ConversationPart]:
     """Return the calls that the engine's processes logged, for a run in which no caller did."""
     known = cached_engine_requests(run).drop_nulls(["start_us", "end_us"]).sort("start_us", "rid")
     return [
-        Part(
+        ConversationPart(
             is_call=True,
             event="engine_request",
             start_us=row["start_us"],
@@ -144,16 +144,16 @@ def server_calls(run: Run, servers: Servers) -> list[Part]:
 def _calls(rows: Sequence[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yield the outermost engine calls, each with those inside it."""
     by_span = {row["span"]: row for row in rows}
-    found: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+    calls: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
     for row in rows:
         if row["counts_for"] in KINDS["engine"]:
             outer = row
             while (above := by_span.get(outer["parent"])) and above["counts_for"] in KINDS["engine"]:
                 outer = above
-            own = found.setdefault(outer["span"], (outer, []))
+            call = calls.setdefault(outer["span"], (outer, []))
             if outer is not row:
-                own[1].append(row)
-    return found.values()
+                call[1].append(row)
+    return calls.values()
 
 
 def _tools(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -169,27 +169,30 @@ def _fields(fields: Mapping[Any, Fields], row: dict[str, Any]) -> Fields:
 
 def _call(
     row: dict[str, Any], inside: Sequence[dict[str, Any]], fields: Mapping[Any, Fields], servers: Servers
-) -> Part:
+) -> ConversationPart:
     """Return an engine call; fields that it lacks are those of the spans inside it, or of the servers."""
-    told = [_fields(fields, one) for one in (row, *inside)]
+    fields_of_spans = [_fields(fields, span) for span in (row, *inside)]
     part = _part(row, is_call=True)
     part.rid, part.server, part.traceparent = (
-        next((word for one in told if (word := one.word(name))), None)
+        next((word for span_fields in fields_of_spans if (word := span_fields.word(name))), None)
         for name in ("rid", "server", "traceparent")
     )
     part.traceparent = part.traceparent or servers.traceparent(part.rid)
     by_engine = servers.tokens(part.rid)
     part.prompt_tokens, part.cached_tokens = (
-        next((number for one in told if (number := one.tokens(name)) is not None), known)
+        next(
+            (number for span_fields in fields_of_spans if (number := span_fields.tokens(name)) is not None),
+            known,
+        )
         for name, known in zip(("prompt_tokens", "cached_tokens"), by_engine, strict=True)
     )
     for name in ("response_tokens", "finish_reason"):
-        values = [one[name] for one in (row, *inside) if one[name] is not None]
+        values = [span[name] for span in (row, *inside) if span[name] is not None]
         setattr(part, name, values[0] if values else None)
     return part
 
 
-def _tool(row: dict[str, Any]) -> Part:
+def _tool(row: dict[str, Any]) -> ConversationPart:
     part = _part(row, is_call=False)
     part.tool = row["tool"]
     if row["reward"] is not None:
@@ -197,11 +200,11 @@ def _tool(row: dict[str, Any]) -> Part:
     return part
 
 
-def _part(row: dict[str, Any], *, is_call: bool) -> Part:
-    return Part(is_call, row["event"], row["start_us"], row["end_us"], row["turn"], row["error"])
+def _part(row: dict[str, Any], *, is_call: bool) -> ConversationPart:
+    return ConversationPart(is_call, row["event"], row["start_us"], row["end_us"], row["turn"], row["error"])
 
 
-class _Requests:
+class _StepRequests:
     """The requests of a step, to which parts are added by their place and start."""
 
     def __init__(self, begun: Iterable[dict[str, Any]]) -> None:
@@ -210,24 +213,24 @@ class _Requests:
             place = tuple(row[name] for name in _PLACE)
             same = self._found.setdefault(place, [])
             names = ("turns", "response_tokens", "finish_reason", "error")
-            one = Conversation(place, len(same), row["start_us"], row["end_us"])
+            conversation = Conversation(place, len(same), row["start_us"], row["end_us"])
             for name in names:
-                setattr(one, name, row[name])
+                setattr(conversation, name, row[name])
             if row["reward"] is not None:
-                one.rewards.append(Reward("reward", row["end_us"], row["reward"]))
-            same.append(one)
+                conversation.rewards.append(Reward("reward", row["end_us"], row["reward"]))
+            same.append(conversation)
 
-    def add(self, row: dict[str, Any], part: Part) -> None:
+    def add(self, row: dict[str, Any], part: ConversationPart) -> None:
         """Add a part to its request."""
-        one = self._of(row)
-        one.parts.append(part)
-        one.traceparent = one.traceparent or part.traceparent
+        conversation = self._of(row)
+        conversation.parts.append(part)
+        conversation.traceparent = conversation.traceparent or part.traceparent
 
     def add_fields(self, row: dict[str, Any], fields: Fields) -> None:
         """Add what the request's own record holds."""
-        one = self._of(row)
-        one.agent = one.agent or fields.word("agent")
-        one.traceparent = one.traceparent or fields.word("traceparent")
+        conversation = self._of(row)
+        conversation.agent = conversation.agent or fields.word("agent")
+        conversation.traceparent = conversation.traceparent or fields.word("traceparent")
 
     def add_reward(self, row: dict[str, Any]) -> None:
         """Add a reward that was given on the way, such as that of an interaction."""
@@ -235,18 +238,26 @@ class _Requests:
 
     def end_of_reward(self, row: dict[str, Any]) -> None:
         """Take the end of its calculation as the time of the request's reward."""
-        one = self._of(row)
-        one.rewards = [
+        conversation = self._of(row)
+        conversation.rewards = [
             reward._replace(at_us=row["end_us"]) if reward.name == "reward" else reward
-            for reward in one.rewards
+            for reward in conversation.rewards
         ]
 
     def in_order(self) -> list[Conversation]:
         """Return all, by their starts."""
-        every = [one for same in self._found.values() for one in same]
-        for one in every:
-            one.parts.sort(key=lambda part: (part.start_us, -part.end_us, part.event))
-        return sorted(every, key=lambda one: (one.start_us, one.place[0], one.place[3], one.number))
+        every = [conversation for same in self._found.values() for conversation in same]
+        for conversation in every:
+            conversation.parts.sort(key=lambda part: (part.start_us, -part.end_us, part.event))
+        return sorted(
+            every,
+            key=lambda conversation: (
+                conversation.start_us,
+                conversation.place[0],
+                conversation.place[3],
+                conversation.number,
+            ),
+        )
 
     def _of(self, row: dict[str, Any]) -> Conversation:
         """Return the last request of this place that had begun; without any, one that has not ended."""
@@ -255,8 +266,11 @@ class _Requests:
         if same is None:
             same = [Conversation(place, 0, row["start_us"], row["end_us"], has_ended=False)]
             self._found[place] = same
-        at = bisect_right([one.start_us for one in same], row["start_us"]) - 1
-        one = same[max(0, at)]
-        if not one.has_ended:
-            one.start_us, one.end_us = min(one.start_us, row["start_us"]), max(one.end_us, row["end_us"])
-        return one
+        position = bisect_right([conversation.start_us for conversation in same], row["start_us"]) - 1
+        conversation = same[max(0, position)]
+        if not conversation.has_ended:
+            conversation.start_us, conversation.end_us = (
+                min(conversation.start_us, row["start_us"]),
+                max(conversation.end_us, row["end_us"]),
+            )
+        return conversation

@@ -14,7 +14,12 @@ from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.servers import are_servers_alone
 from sglang_instrument.analysis.reading.files import newest_runs
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.report.otlp.conversations import Conversation, Part, conversations, server_calls
+from sglang_instrument.report.otlp.conversations import (
+    Conversation,
+    ConversationPart,
+    conversations,
+    server_calls,
+)
 from sglang_instrument.report.otlp.ids import parent_of
 from sglang_instrument.report.otlp.logged_fields import Servers
 from sglang_instrument.report.otlp.messages import line_of, span_of_call, spans_of
@@ -26,7 +31,7 @@ _SPANS: Final = 256
 
 
 @dataclass
-class Written:
+class WrittenSpans:
     """What was written.
 
     Attributes:
@@ -47,15 +52,15 @@ class Written:
     joined: int = 0
     lines: int = 0
 
-    def count(self, one: Conversation) -> None:
+    def count(self, conversation: Conversation) -> None:
         """Count a request and its parts."""
         self.requests += 1
-        self.unfinished += not one.has_ended
-        calls = sum(part.is_call for part in one.parts)
+        self.unfinished += not conversation.has_ended
+        calls = sum(part.is_call for part in conversation.parts)
         self.calls += calls
-        self.tools += len(one.parts) - calls
-        self.rewards += len(one.rewards) + sum(len(part.rewards) for part in one.parts)
-        self.joined += parent_of(one.traceparent) is not None
+        self.tools += len(conversation.parts) - calls
+        self.rewards += len(conversation.rewards) + sum(len(part.rewards) for part in conversation.parts)
+        self.joined += parent_of(conversation.traceparent) is not None
 
 
 def write_otlp(
@@ -64,7 +69,7 @@ def write_otlp(
     steps: Collection[int] | None = None,
     validate: bool | None = None,
     progress: Callable[[int, int], object] = lambda done, all_: None,
-) -> Written:
+) -> WrittenSpans:
     """Write a file that appears only when it is complete.
 
     Args:
@@ -84,8 +89,8 @@ def _write_steps(
     steps: Collection[int] | None,
     validate: bool | None,
     progress: Callable[[int, int], object],
-) -> Written:
-    writer = _Writer(stream, run)
+) -> WrittenSpans:
+    writer = _SpanWriter(stream, run)
     requests = request_table(run.everything)
     chosen = _chosen(run, steps, validate)
     for number, (step, validates) in enumerate(chosen):
@@ -100,15 +105,15 @@ def _write_steps(
 def _chosen(run: Run, steps: Collection[int] | None, validate: bool | None) -> list[tuple[int, bool]]:
     """Return the steps whose records are there, training before validation."""
     places = {
-        (one.validate, one.step)
+        (place.validate, place.step)
         for file in run.files
-        if (one := file.place) is not None and file.pruned_us is None and one.step is not None
-        if (steps is None or one.step in steps) and validate in (None, one.validate)
+        if (place := file.place) is not None and file.pruned_us is None and place.step is not None
+        if (steps is None or place.step in steps) and validate in (None, place.validate)
     }
     return [(step, validates) for validates, step in sorted(places)]
 
 
-class _Writer:
+class _SpanWriter:
     def __init__(self, stream: BinaryIO, run: Run) -> None:
         self._stream = stream
         self._ahead = ahead_us(run)
@@ -118,30 +123,34 @@ class _Writer:
         begun: Any = run.digest.steps["start_us"].min()
         self._unnamed = f"{self._name} {begun}"
         self.servers = Servers(run)
-        self.written = Written()
+        self.written = WrittenSpans()
 
     def write(self, every: list[Conversation], step: int, validate: bool) -> None:
         """Write the requests of a step, worker by worker."""
         by_worker: dict[int, list[Conversation]] = {}
-        for one in every:
-            self.written.count(one)
-            by_worker.setdefault(one.place[0], []).append(one)
+        for conversation in every:
+            self.written.count(conversation)
+            by_worker.setdefault(conversation.place[0], []).append(conversation)
         run_id = self._runs.get(f"{'validate' if validate else 'step'}_{step}")
-        for worker, own in sorted(by_worker.items()):
+        for worker, of_worker in sorted(by_worker.items()):
             stem = f"worker_{worker}"
             ahead = self._ahead.get(stem, 0)
-            self._write_lines(stem, run_id, [spans_of(one, run_id or self._unnamed, ahead) for one in own])
+            run_id_or_name = run_id or self._unnamed
+            spans = [spans_of(conversation, run_id_or_name, ahead) for conversation in of_worker]
+            self._write_lines(stem, run_id, spans)
 
-    def write_calls(self, calls: list[Part]) -> None:
+    def write_calls(self, calls: list[ConversationPart]) -> None:
         """Write engine calls whose callers did not log, server by server."""
-        by_server: dict[str, list[Part]] = {}
+        by_server: dict[str, list[ConversationPart]] = {}
         for call in calls:
             by_server.setdefault(call.server or "engine", []).append(call)
             self.written.calls += 1
             self.written.joined += parent_of(call.traceparent) is not None
         run_id = self._runs.get("engine")
-        for server, own in sorted(by_server.items()):
-            self._write_lines(server, run_id, [[span_of_call(call, run_id or self._unnamed)] for call in own])
+        for server, calls_of_server in sorted(by_server.items()):
+            self._write_lines(
+                server, run_id, [[span_of_call(call, run_id or self._unnamed)] for call in calls_of_server]
+            )
 
     def _write_lines(self, stem: str, run_id: str | None, groups: list[list[Span]]) -> None:
         """Write lines of some hundred spans; those of a request stand in one line if they fit."""

@@ -18,10 +18,10 @@ class Parent(NamedTuple):
 
 def parent_of(traceparent: Any) -> Parent | None:
     """Return what a header of W3C Trace Context names; None if it is not one, or names nothing."""
-    found = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
-    if found is None or traceparent.startswith("ff"):
+    match = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
+    if match is None or traceparent.startswith("ff"):
         return None
-    parent = Parent(bytes.fromhex(found[1]), bytes.fromhex(found[2]))
+    parent = Parent(bytes.fromhex(match[1]), bytes.fromhex(match[2]))
     return parent if any(parent.trace_id) and any(parent.span_id) else None
 
 

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from sglang_instrument import __version__
-from sglang_instrument.report.otlp.conversations import Conversation, Part, Reward
+from sglang_instrument.report.otlp.conversations import Conversation, ConversationPart, Reward
 from sglang_instrument.report.otlp.ids import Parent, parent_of, span_id, trace_id
 
 _OWN: Final = "sglang_instrument"  # prefix of attributes that the conventions do not have
@@ -24,25 +24,25 @@ _LATEST_NS: Final = 2**63 - 1  # several receivers hold times in signed integers
 _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
 
-def spans_of(one: Conversation, run_id: str, ahead_us: int) -> list[Span]:
+def spans_of(conversation: Conversation, run_id: str, ahead_us: int) -> list[Span]:
     """Return a request and its parts as spans, the request first.
 
     Args:
-        one: The request.
+        conversation: The request.
         run_id: The id of its run: the ids of spans follow from it.
         ahead_us: How far its worker's clock is ahead.
     """
-    key = (run_id, *one.place, one.number)
-    parent = parent_of(one.traceparent)
+    key = (run_id, *conversation.place, conversation.number)
+    parent = parent_of(conversation.traceparent)
     trace = trace_id(*key) if parent is None else parent.trace_id
     root = Parent(trace, span_id(*key))
-    spans = [_request(one, root, parent, ahead_us)]
+    spans = [_request(conversation, root, parent, ahead_us)]
     seen: dict[tuple[object, ...], int] = {}
-    for part in one.parts:
+    for part in conversation.parts:
         same = (part.is_call, part.event, part.turn, part.start_us)
         number = seen[same] = seen.get(same, -1) + 1
-        own = Parent(trace, span_id(*key, *same, number))
-        spans.append(_part(part, own, root, one.place[3], ahead_us))
+        ids = Parent(trace, span_id(*key, *same, number))
+        spans.append(_part(part, ids, root, conversation.place[3], ahead_us))
     return spans
 
 
@@ -62,47 +62,56 @@ def line_of(resource: Mapping[str, Any], spans: Iterable[Span]) -> bytes:
     return orjson.dumps(written) + b"\n"
 
 
-def _request(one: Conversation, own: Parent, parent: Parent | None, ahead_us: int) -> Span:
-    name = "invoke_agent" if one.agent is None else f"invoke_agent {one.agent}"
-    span = _span(name, own, parent, one.start_us - ahead_us, one.end_us - ahead_us, one.error)
-    worker, step, validate, request_id = one.place
-    calls = [part for part in one.parts if part.is_call]
+def _request(conversation: Conversation, ids: Parent, parent: Parent | None, ahead_us: int) -> Span:
+    name = "invoke_agent" if conversation.agent is None else f"invoke_agent {conversation.agent}"
+    span = _span(
+        name,
+        ids,
+        parent,
+        conversation.start_us - ahead_us,
+        conversation.end_us - ahead_us,
+        conversation.error,
+    )
+    worker, step, validate, request_id = conversation.place
+    calls = [part for part in conversation.parts if part.is_call]
     _add(
         span.attributes,
         {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.provider.name": "sglang",
-            "gen_ai.agent.name": one.agent,
+            "gen_ai.agent.name": conversation.agent,
             "gen_ai.conversation.id": request_id,
             "gen_ai.usage.input_tokens": _sum(part.prompt_tokens for part in calls),
             "gen_ai.usage.cache_read.input_tokens": _sum(part.cached_tokens for part in calls),
-            "gen_ai.usage.output_tokens": one.response_tokens,
-            "gen_ai.response.finish_reasons": _list(one.finish_reason),
-            "error.type": one.error,
+            "gen_ai.usage.output_tokens": conversation.response_tokens,
+            "gen_ai.response.finish_reasons": _list(conversation.finish_reason),
+            "error.type": conversation.error,
             f"{_OWN}.step": step,
             f"{_OWN}.worker": worker,
             f"{_OWN}.validate": validate,
-            f"{_OWN}.turns": one.turns,
-            f"{_OWN}.attempt": one.number or None,
-            f"{_OWN}.unfinished": None if one.has_ended else True,
+            f"{_OWN}.turns": conversation.turns,
+            f"{_OWN}.attempt": conversation.number or None,
+            f"{_OWN}.unfinished": None if conversation.has_ended else True,
         },
     )
-    _add_rewards(span, one.rewards, ahead_us)
+    _add_rewards(span, conversation.rewards, ahead_us)
     return span
 
 
-def span_of_call(call: Part, run_id: str) -> Span:
+def span_of_call(call: ConversationPart, run_id: str) -> Span:
     """Return an engine call whose request is not known."""
     key = (run_id, call.server, call.rid, call.start_us)
     parent = parent_of(call.traceparent)
-    own = Parent(trace_id(*key) if parent is None else parent.trace_id, span_id(*key))
-    return _part(call, own, parent, None, 0)
+    ids = Parent(trace_id(*key) if parent is None else parent.trace_id, span_id(*key))
+    return _part(call, ids, parent, None, 0)
 
 
-def _part(part: Part, own: Parent, parent: Parent | None, request_id: str | None, ahead_us: int) -> Span:
+def _part(
+    part: ConversationPart, ids: Parent, parent: Parent | None, request_id: str | None, ahead_us: int
+) -> Span:
     operation = "chat" if part.is_call else "execute_tool"
     name = operation if part.tool is None else f"{operation} {part.tool}"
-    span = _span(name, own, parent, part.start_us - ahead_us, part.end_us - ahead_us, part.error)
+    span = _span(name, ids, parent, part.start_us - ahead_us, part.end_us - ahead_us, part.error)
     common = {
         "gen_ai.operation.name": operation,
         "gen_ai.conversation.id": request_id,
@@ -117,7 +126,7 @@ def _part(part: Part, own: Parent, parent: Parent | None, request_id: str | None
     return span
 
 
-def _of_call(part: Part) -> dict[str, Any]:
+def _of_call(part: ConversationPart) -> dict[str, Any]:
     return {
         "gen_ai.provider.name": "sglang",
         "gen_ai.response.id": part.rid,
@@ -129,16 +138,16 @@ def _of_call(part: Part) -> dict[str, Any]:
     }
 
 
-def _of_tool(part: Part) -> dict[str, Any]:
+def _of_tool(part: ConversationPart) -> dict[str, Any]:
     return {"gen_ai.tool.name": part.tool or part.event, "gen_ai.tool.type": "function"}
 
 
 def _span(
-    name: str, own: Parent, parent: Parent | None, start_us: int, end_us: int, error: str | None
+    name: str, ids: Parent, parent: Parent | None, start_us: int, end_us: int, error: str | None
 ) -> Span:
     span = Span(
-        trace_id=own.trace_id,
-        span_id=own.span_id,
+        trace_id=ids.trace_id,
+        span_id=ids.span_id,
         parent_span_id=b"" if parent is None else parent.span_id,
         name=_text(name),
         kind=Span.SPAN_KIND_INTERNAL,
@@ -172,8 +181,8 @@ def _set(target: Any, value: Any) -> None:
     elif isinstance(value, float):
         target.double_value = value
     elif isinstance(value, list):
-        for one in value:
-            target.array_value.values.add(string_value=_text(one))
+        for item in value:
+            target.array_value.values.add(string_value=_text(item))
     else:
         target.string_value = _text(value)
 
@@ -194,4 +203,4 @@ def _list(word: str | None) -> list[str] | None:
 def _sum(numbers: Iterable[int | None]) -> int | None:
     """Return the sum; None where one is not known, or there is none."""
     known = list(numbers)
-    return sum(one for one in known if one is not None) if known and None not in known else None
+    return sum(number for number in known if number is not None) if known and None not in known else None

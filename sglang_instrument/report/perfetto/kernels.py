@@ -76,6 +76,6 @@ def _write_track(packets: Packets, track: int, events: pl.DataFrame) -> None:
             tracks.append(packets.track(track, f"at the same time {number}", number))
         packets.begin(tracks[number], start, name, kind)
         stacks[number].append(end)
-    for one, stack in zip(tracks, stacks, strict=True):
+    for open_track, stack in zip(tracks, stacks, strict=True):
         while stack:
-            packets.end(one, stack.pop())
+            packets.end(open_track, stack.pop())

@@ -31,31 +31,31 @@ def assign_lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
     A slice concurrent with its siblings goes to the next lane: drawn in theirs, it would look as if it ran
     inside them. A slice that ends after its parent by a rounding error is clipped to it.
     """
-    ordered = sorted(slices, key=lambda one: (one.start_ns, -one.end_ns, one.number))
+    ordered = sorted(slices, key=lambda piece: (piece.start_ns, -piece.end_ns, piece.number))
     lanes: list[list[Slice]] = []
     stacks: list[list[Slice]] = []
-    for one in ordered:
+    for piece in ordered:
         for lane, stack in zip(lanes, stacks, strict=True):
-            while stack and stack[-1].end_ns <= one.start_ns:
-                if stack[-1].number == one.parent and one.start_ns == stack[-1].end_ns == one.end_ns:
+            while stack and stack[-1].end_ns <= piece.start_ns:
+                if stack[-1].number == piece.parent and piece.start_ns == stack[-1].end_ns == piece.end_ns:
                     break  # of zero length, at the end of its parent
                 stack.pop()
-            if not stack or _fits(one, stack[-1]):
+            if not stack or _fits(piece, stack[-1]):
                 if stack:
-                    one.end_ns = max(one.start_ns, min(one.end_ns, stack[-1].end_ns))
-                one.depth = len(stack)
-                lane.append(one)
-                stack.append(one)
+                    piece.end_ns = max(piece.start_ns, min(piece.end_ns, stack[-1].end_ns))
+                piece.depth = len(stack)
+                lane.append(piece)
+                stack.append(piece)
                 break
         else:
-            lanes.append([one])
-            stacks.append([one])
+            lanes.append([piece])
+            stacks.append([piece])
     return lanes
 
 
-def _fits(one: Slice, above: Slice) -> bool:
+def _fits(piece: Slice, above: Slice) -> bool:
     """Return whether a slice ran inside another; a task may outlast the span that spawned it."""
-    return above.number == one.parent and one.end_ns <= above.end_ns + one.slack_ns
+    return above.number == piece.parent and piece.end_ns <= above.end_ns + piece.slack_ns
 
 
 def write_lanes(packets: Packets, track: int, lanes: Sequence[Sequence[Slice]]) -> None:
@@ -63,10 +63,12 @@ def write_lanes(packets: Packets, track: int, lanes: Sequence[Sequence[Slice]]) 
     for number, lane in enumerate(lanes):
         mine = track if number == 0 else packets.track(track, f"at the same time {number}", number)
         open_ends: list[int] = []
-        for one in lane:
-            while len(open_ends) > one.depth:
+        for piece in lane:
+            while len(open_ends) > piece.depth:
                 packets.end(mine, open_ends.pop())
-            packets.begin(mine, one.start_ns, one.name, one.category, one.values, one.flow, one.last)
-            open_ends.append(one.end_ns)
+            packets.begin(
+                mine, piece.start_ns, piece.name, piece.category, piece.values, piece.flow, piece.last
+            )
+            open_ends.append(piece.end_ns)
         while open_ends:
             packets.end(mine, open_ends.pop())

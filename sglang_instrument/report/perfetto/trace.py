@@ -40,7 +40,7 @@ _ENGINE: Final = ("generate", "engine")
 
 
 @dataclass
-class Written:
+class WrittenTrace:
     """What was written.
 
     Attributes:
@@ -64,7 +64,7 @@ def write_run(
     steps: Collection[int] | None = None,
     validate: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
-) -> Written:
+) -> WrittenTrace:
     """Write the events of a run.
 
     Args:
@@ -93,7 +93,7 @@ def write_run(
 def _by_track(run: Run, ahead: Mapping[str, int]) -> dict[tuple[str, int], int]:
     """Return by role and number, as tracks are named, how many nanoseconds a clock is ahead."""
     places = {file.place.stem: file.place for file in run.files if file.place is not None}
-    return {(places[name].role, places[name].worker): one * 1000 for name, one in ahead.items()}
+    return {(places[name].role, places[name].worker): ahead_us * 1000 for name, ahead_us in ahead.items()}
 
 
 def _groups(files: Iterable[File], steps: Collection[int] | None, validate: bool | None) -> list[list[File]]:
@@ -117,14 +117,14 @@ class _RunWriter:
         self._processes: dict[tuple[str, int], int] = {}
         self._tracks: dict[tuple[Any, ...], int] = {}
         self._flows = 0
-        self.written = Written()
+        self.written = WrittenTrace()
 
     def write(self, run: Run) -> None:
         """Write the events of a step."""
         records = with_texts(run.read_records(texts=True))
         slices: dict[_Key, list[Slice]] = {}
-        for key, one in _slices(nest(records)):
-            slices.setdefault(key, []).append(one)
+        for key, piece in _slices(nest(records)):
+            slices.setdefault(key, []).append(piece)
         instants: dict[_Key, list[_Instant]] = {}
         for key, moment in _instants(records.filter(pl.col("duration_sec").is_null())):
             instants.setdefault(key, []).append(moment)
@@ -135,15 +135,15 @@ class _RunWriter:
         """Write the events of a request, or of none, on a track of its own."""
         track = self._track_of(key)
         offset = self._offset(key.role, key.worker)
-        for one in slices:
-            one.start_ns -= offset
-            one.end_ns -= offset
+        for piece in slices:
+            piece.start_ns -= offset
+            piece.end_ns -= offset
         if key.request_id is not None:
             self._join_turns(slices)
         write_lanes(self._packets, track, assign_lanes(slices))
         for name, category, at_ns, values in instants:
             self._packets.instant(track, at_ns - offset, name, category, values)
-        self._widen([at_ns for one in slices for at_ns in (one.start_ns, one.end_ns)])
+        self._widen([at_ns for piece in slices for at_ns in (piece.start_ns, piece.end_ns)])
         self.written.slices += len(slices)
         self.written.instants += len(instants)
 
@@ -166,22 +166,22 @@ class _RunWriter:
     def _join_turns(self, slices: list[Slice]) -> None:
         """Join the first engine call of each turn of a request by arrows."""
         calls: dict[Value, Slice] = {}
-        for one in sorted(slices, key=lambda one: (one.start_ns, -one.end_ns)):
-            if one.category in _ENGINE and "turn" in one.values:
-                calls.setdefault(one.values["turn"], one)
+        for piece in sorted(slices, key=lambda piece: (piece.start_ns, -piece.end_ns)):
+            if piece.category in _ENGINE and "turn" in piece.values:
+                calls.setdefault(piece.values["turn"], piece)
         if len(calls) > 1:
             self._flows += 1
-            for one in calls.values():
-                one.flow = self._flows
-            one.last = True
+            for call in calls.values():
+                call.flow = self._flows
+            call.last = True
 
     def write_counters(self, run: Run, groups: list[list[File]]) -> None:
         """Write how many requests were in flight, and how late the event loops were."""
         files = [file for group in groups for file in group]
-        kept = {(file.place.step, file.place.validate) for file in files if file.place is not None}
+        written_steps = {(file.place.step, file.place.validate) for file in files if file.place is not None}
         changes = _in_flight(run)
         for (step, validate, worker), rows in changes.group_by(*_OF_WORKER, maintain_order=True):
-            if (step, validate) in kept:
+            if (step, validate) in written_steps:
                 self._count(worker, rows)
         for worker, at_us, lag_sec in lags(run, files):
             process = self._process("worker", worker)
@@ -200,19 +200,21 @@ class _RunWriter:
     def write_open(self, run: Run, steps: Collection[int] | None, validate: bool | None) -> None:
         """Write spans that never ended, up to when they were last reported, on a track of their own."""
         by_worker: dict[int, list[Slice]] = {}
-        never_ended = [one for one in open_spans(run, None, validate) if steps is None or one.step in steps]
-        for number, one in enumerate(never_ended):
-            offset = self._offset("worker", one.worker)
-            facts = {"open": "last reported at the end", "request_id": one.request_id, "at": one.at}
+        never_ended = [
+            span for span in open_spans(run, None, validate) if steps is None or span.step in steps
+        ]
+        for number, span in enumerate(never_ended):
+            offset = self._offset("worker", span.worker)
+            facts = {"open": "last reported at the end", "request_id": span.request_id, "at": span.place}
             values: dict[str, Value] = {key: value for key, value in facts.items() if value is not None}
-            begun, seen = one.begun_us * 1000 - offset, one.seen_us * 1000 - offset
-            piece = Slice(begun, seen, one.event, one.phase, values, number, parent=None)
-            by_worker.setdefault(one.worker, []).append(piece)
+            begun, seen = span.begun_us * 1000 - offset, span.seen_us * 1000 - offset
+            piece = Slice(begun, seen, span.event, span.phase, values, number, parent=None)
+            by_worker.setdefault(span.worker, []).append(piece)
         for worker, slices in by_worker.items():
             process = self._process("worker", worker)
             track = self._track(process, ("open", worker), "never ended", 1)
             write_lanes(self._packets, track, assign_lanes(slices))
-            self._widen([at_ns for one in slices for at_ns in (one.start_ns, one.end_ns)])
+            self._widen([at_ns for piece in slices for at_ns in (piece.start_ns, piece.end_ns)])
             self.written.open += len(slices)
 
     def _write_blocks(self, files: list[File]) -> None:
@@ -282,8 +284,8 @@ def _slices(spans: pl.DataFrame) -> Iterator[tuple[_Key, Slice]]:
         if event == LOOP_BLOCK and key.role == "worker":
             continue  # blocks have a track of their own, with the culprit
         slack_us = ROUNDING_US if exact else WRITING_US
-        own = (start_us * 1000, end_us * 1000, event, phase, values, number, parent)
-        yield key, Slice(*own, slack_ns=slack_us * 1000)
+        values_of_slice = (start_us * 1000, end_us * 1000, event, phase, values, number, parent)
+        yield key, Slice(*values_of_slice, slack_ns=slack_us * 1000)
 
 
 def _instants(points: pl.DataFrame) -> Iterator[tuple[_Key, _Instant]]:
@@ -293,14 +295,16 @@ def _instants(points: pl.DataFrame) -> Iterator[tuple[_Key, _Instant]]:
 
 def _rows(table: pl.DataFrame, *more: str) -> Iterator[tuple[Any, ...]]:
     """Yield key, event, phase, end, values and more columns of each row, in the order of time."""
-    own = ("event", "phase", "end_us")
-    columns = [*_Key._fields, *own, *_VALUES, *TEXT_COLUMNS, *more]
+    columns_of_row = ("event", "phase", "end_us")
+    columns = [*_Key._fields, *columns_of_row, *_VALUES, *TEXT_COLUMNS, *more]
     ordered = table.sort("start_us", maintain_order=True).with_columns(pl.col(_WORDS).cast(pl.String))
-    keys, front = len(_Key._fields), len(_Key._fields) + len(own)
+    keys, front = len(_Key._fields), len(_Key._fields) + len(columns_of_row)
     back = front + len(_VALUES)
     rest = back + len(TEXT_COLUMNS)
     for row in ordered.select(columns).iter_rows():
-        values = {name: one for name, one in zip(_VALUES, row[front:back], strict=True) if one is not None}
+        values = {
+            name: value for name, value in zip(_VALUES, row[front:back], strict=True) if value is not None
+        }
         if "turn" in values:
             values["turn"] += 1  # people count from 1
         values |= annotated(row[back], row[back + 1], values)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_instrument.recording.keep.line_types import Line
+from sglang_instrument.recording.keep.line_types import LogLine
 from sglang_instrument.schema import (
     LOG_CLOSED,
     LOG_OPENED,
@@ -53,10 +53,10 @@ class LogFile:
         lines = [self._reference_line(one) for one in records if one.event in REFERENCE_EVENTS]
         return msgspec.json.Encoder().encode_lines(lines)
 
-    def _reference_line(self, one: Happened) -> Line:
+    def _reference_line(self, one: Happened) -> LogLine:
         duration_sec = None if one.instant else round(one.end - one.start, 9)
         stamp = self._timestamp(one.end).removesuffix(_UTC)
-        return Line(stamp, one.event, duration_sec, one.extra, self._rank, self._step)
+        return LogLine(stamp, one.event, duration_sec, one.extra, self._rank, self._step)
 
     def _stuck(self, event: str, age_sec: float) -> dict[str, Any]:
         return {"event": event, "age_sec": round(age_sec, 3), "stack": []}
@@ -66,20 +66,20 @@ class LogFile:
         clocks = {"wall_ns": (self._epoch_us + int(begin * 1e6)) * 1000, "perf_ns": int(begin * 1e9)}
         return {"log_version": LOG_VERSION, "run_id": self._run_id, "pid": 4000 + self._rank, **clocks}
 
-    def control(self, event: str, time_sec: float, extra: dict[str, Any]) -> Line:
+    def control(self, event: str, time_sec: float, extra: dict[str, Any]) -> LogLine:
         """Return a record without a duration."""
-        line = Line(self._timestamp(time_sec), event, None, extra, self._rank, self._step)
+        line = LogLine(self._timestamp(time_sec), event, None, extra, self._rank, self._step)
         line.validate = self._validate
         return line
 
-    def line(self, one: Happened) -> Line:
+    def line(self, one: Happened) -> LogLine:
         """Return the line of a record."""
         if one.instant:
             duration_sec, start_us = None, None
         else:
             duration_sec = round(one.end - one.start, 9)
             start_us = self._epoch_us + int(one.start * 1e6)
-        return Line(
+        return LogLine(
             self._timestamp(one.end),
             one.event,
             duration_sec,

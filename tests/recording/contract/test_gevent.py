@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sglang_instrument.recording.safety.unpatched import Event, Thread
+from sglang_instrument.recording.safety.unpatched import Flag, Thread
 
 pytest.importorskip("gevent")
 
@@ -60,7 +60,7 @@ assert time.time() - begun < 2
 
 
 def test_an_event_lets_all_waiters_go_on_and_can_be_set_again():
-    event, passed = Event(), []
+    event, passed = Flag(), []
     waiters = [threading.Thread(target=lambda: passed.append(event.wait(30))) for _ in range(4)]
     for waiter in waiters:
         waiter.start()
@@ -75,7 +75,7 @@ def test_an_event_lets_all_waiters_go_on_and_can_be_set_again():
 
 
 def test_a_thread_can_be_waited_for_and_knows_itself():
-    begin, inside = Event(), []
+    begin, inside = Flag(), []
 
     def runs():
         begin.wait(30)
