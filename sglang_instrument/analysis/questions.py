@@ -100,7 +100,7 @@ class Run(opening.Run):
     def sql(self, query: str) -> pl.DataFrame:
         """Return the rows of a query in DuckDB's SQL over the tables of docs/reference/dataset.md.
 
-        The first query about spans writes them to the run's cache, as Parquet; later ones read them there.
+        The first query about spans writes them to the run's store, as Parquet; later ones read them there.
 
         Args:
             query: One SELECT; it can read these tables, no other files and no network.

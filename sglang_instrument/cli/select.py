@@ -18,6 +18,7 @@ _MOST_NAMED: Final = 4
 STEP_HELP: Final = "only this step, or these: 60-67; repeatable"
 
 #: What a dataset has of pruned steps.
+OTHER_STEPS: Final = "this answer is of the other steps"
 WRITTEN_BEFORE: Final = "their spans are there only if they were written to a dataset before"
 
 if TYPE_CHECKING:
@@ -105,9 +106,7 @@ def of_steps(
     return chosen if worker is None else chosen.filter(worker=worker)
 
 
-def tell_pruned(
-    run: Run, steps: Sequence[int] | None = None, left: str = "this answer is of the other steps"
-) -> None:
+def tell_pruned(run: Run, steps: Sequence[int] | None = None, left: str = OTHER_STEPS) -> None:
     """Say on stderr that an answer of all steps lacks those whose records `prune` deleted."""
     from sglang_instrument.analysis.run.pruned import pruned_words
 

@@ -264,3 +264,32 @@ def test_batches_weigh_about_the_same_and_every_process_gets_as_many() -> None:
         assert [file for batch in made for file in batch] == files
         assert len(made) % processes == 0
         assert max(map(len, made)) - min(map(len, made)) <= 1
+
+
+def test_prune_deletes_the_store_alone_and_the_next_command_makes_it_again(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = {path: path.read_bytes() for path in folder.glob("*/*.jsonl")}
+    open_run(folder).sql("select count(*) from spans")
+    (folder / ".store/parts/notes.txt").write_text("the user's")
+    assert list((folder / ".store/parts").glob("*/records.parquet"))
+    assert main(["prune", str(folder), "--store"]) == 0
+    assert "deleted" in capsys.readouterr().out
+    left = sorted(path.name for path in (folder / ".store").rglob("*") if path.is_file())
+    assert left in (["notes.txt"], ["lock", "notes.txt"])
+    assert {path: path.read_bytes() for path in folder.glob("*/*.jsonl")} == logs
+    assert files_read(folder)[1] == 8
+    assert files_read(folder)[1] == 0
+
+
+def test_a_question_about_spans_has_one_answer_with_a_store_and_without(folder: Path) -> None:
+    asked = "select * from spans order by file, start_us, event, span"
+    expected = open_run(folder, cached=False).sql(asked)
+    assert open_run(folder).sql(asked).equals(expected)
+    assert open_run(folder).sql(asked).equals(expected)
+    path = folder / "step_2" / "worker_0.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"turn_end"', b'"turn_over"'))
+    expected = open_run(folder, cached=False).sql(asked)
+    assert "turn_over" in expected["event"].to_list()
+    assert open_run(folder).sql(asked).equals(expected)
+    assert open_run(folder).sql(asked).equals(expected)

@@ -73,9 +73,6 @@ def linked(run: Path, name: str, users: Path) -> None:
         ".store",
         ".store/parts",
         ".store/pieces",
-        ".store/dataset",
-        ".store/dataset/spans",
-        ".store/dataset/spans/run_id=mine",
     ],
 )
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_a_command_with_a_cache_changes_no_file_of_the_user(
         assert state_of(users) == before
 
 
-@pytest.mark.parametrize("name", ["index.json", "lock", "dataset/_manifest.json", "dataset/steps.parquet"])
+@pytest.mark.parametrize("name", ["index.json", "lock"])
 def test_a_link_in_place_of_a_file_of_a_cache_is_not_written_through(
     name: str, users: Path, tmp_path: Path
 ) -> None:

@@ -94,7 +94,7 @@ MAY_IMPORT = {
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
     "analysis.digests": {"words", "safe_files", "analysis.reading", "analysis.timing"},
-    "analysis.store": {"words", "safe_files", "analysis.reading", "analysis.digests"},
+    "analysis.store": {"words", "safe_files", "analysis.reading", "analysis.timing", "analysis.digests"},
     "analysis.executors": {"words", "safe_files", "analysis.reading", "collect", "package"},
     "analysis.foreign.stores": {"words"},
     "analysis.foreign.records": {"words", "analysis.reading"},

@@ -78,7 +78,7 @@ def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> 
         target.mkdir(parents=True, exist_ok=True)
         folder = SafeFolder(target.absolute())
         with folder.locked(_LOCK):
-            written = _write_tables(run, folder, TABLES, progress)
+            written = _write_tables(run, folder, progress)
             store_run(run, target)
     return written
 
@@ -92,21 +92,8 @@ def writing(target: Path) -> Iterator[None]:
         raise InstrumentError(f"{target} cannot be written as a whole: {error}") from error
 
 
-def write_tables(
-    run: Run, target: SafeFolder, tables: Collection[str], progress: Progress | None = None
-) -> Written:
-    """Write some tables of a run into a folder of ours; of the spans, those that changed.
-
-    Raises:
-        OSError: A file cannot be written; BlockingIOError: another process writes into the folder.
-    """
-    with target.locked(_LOCK):
-        return _write_tables(run, target, tables, progress)
-
-
-def _write_tables(
-    run: Run, target: SafeFolder, tables: Collection[str], progress: Progress | None
-) -> Written:
+def _write_tables(run: Run, target: SafeFolder, progress: Progress | None) -> Written:
+    """Write the tables of a run into a folder of ours; of the spans, those that changed."""
     loaded = _load(target)
     old = _known(run, loaded)
     if loaded is None:
@@ -116,12 +103,10 @@ def _write_tables(
     _demand_only_ours(target, ours)
     if loaded is not None and loaded.version != _VERSION:
         _add_columns(target, old.spans)
-    new, fresh = _with_spans(run, target, old, progress) if SPANS in tables else (old, 0)
+    new, fresh = _with_spans(run, target, old, progress)
     for name in MADE:
-        if name in tables:
-            save_parquet(target, f"{name}.parquet", make_table(run, name))
-    if SPANS in tables:
-        _delete_others(target, new.spans, ours)  # before the manifest that forgets them
+        save_parquet(target, f"{name}.parquet", make_table(run, name))
+    _delete_others(target, new.spans, ours)  # before the manifest that forgets them
     _save(target, new)
     return Written(fresh, len(new.spans), sum(output.rows for output in new.spans.values()))
 

@@ -2,19 +2,22 @@
 
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
-from sglang_instrument.analysis.dataset.export import write_tables, writing
+from sglang_instrument.analysis.dataset.export import writing
+from sglang_instrument.analysis.dataset.record_files import RecordFile, record_files
+from sglang_instrument.analysis.dataset.tables import MADE, make_table
 from sglang_instrument.analysis.dataset.views import add_comments, make_views, pattern, quoted
+from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.span_files import SPANS
-from sglang_instrument.analysis.store.homes import homes, is_worthwhile
+from sglang_instrument.analysis.store.records import RECORDS
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.safe_files.folder import SafeFolder
 
@@ -46,34 +49,35 @@ def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
     named = [name for name in TABLES if name in query.lower()]
     named += [SPANS for name in VIEWS if name in query.lower()]
     with tempfile.TemporaryDirectory() as scratch:
-        dataset = run.home if run.is_dataset else _written(run, Path(scratch), named, progress)
-        return _answer(duckdb, dataset, statement, Path(scratch, "result.parquet"))
+        dataset, records = run.home, None
+        if not run.is_dataset:
+            dataset = Path(scratch, "dataset")
+            records = _written(run, SafeFolder(Path(scratch), ("dataset",)), named, progress)
+        return _answer(duckdb, dataset, records, statement, Path(scratch, "result.parquet"))
 
 
-def _written(run: Run, scratch: Path, tables: Collection[str], progress: Progress | None) -> Path:
-    """Write tables of a run into its cache, or into a temporary folder; return the folder."""
-    if run.cached and run.run_id is None and is_worthwhile(run.files):
-        for home in homes(run.home):
-            try:
-                home.make()
-                write_tables(run, home / "dataset", tables, progress)
-            except (OSError, pl.exceptions.PolarsError):  # read only, full, or a link is in its place
-                continue
-            return (home / "dataset").path
-    target = SafeFolder(scratch, ("dataset",))
+def _written(
+    run: Run, target: SafeFolder, tables: Collection[str], progress: Progress | None
+) -> list[RecordFile]:
+    """Write tables of a run into a temporary folder; return where its records are, if they are needed."""
     with writing(target.path):
-        write_tables(run, target, tables, progress)
-    return target.path
+        target.make()
+        for name in MADE:
+            if name in tables:
+                save_parquet(target, f"{name}.parquet", make_table(run, name))
+        return record_files(run, target / RECORDS, progress) if SPANS in tables else []
 
 
-def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.DataFrame:
+def _answer(
+    duckdb: Any, dataset: Path, records: list[RecordFile] | None, statement: str, result: Path
+) -> pl.DataFrame:
     """Return the rows of a statement, by way of a Parquet file: this needs no pyarrow."""
     try:
         with duckdb.connect(config=_CONFIG) as connection:
-            make_views(connection, dataset)
+            make_views(connection, dataset, records)
             if _COMMENTS.search(statement):
                 add_comments(connection)  # a tenth of a second
-            _lock(connection, dataset, result)
+            _lock(connection, dataset, [result, *(file.path for file in records or ())])
             rows = f"FROM (\n{statement}\n)"
             columns = connection.execute(f"DESCRIBE {rows}").fetchall()
             chosen = ", ".join(_plain(at, *column[:2]) for at, column in enumerate(columns, 1))
@@ -83,12 +87,13 @@ def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.Data
     return pl.read_parquet(result, glob=False)
 
 
-def _lock(connection: Any, dataset: Path, result: Path) -> None:
-    """Allow to read the dataset and to write the result, but no other file and no network, from here on."""
+def _lock(connection: Any, dataset: Path, others: Sequence[Path]) -> None:
+    """Allow a dataset and some other files, but no further file and no network, from here on."""
     # DuckDB checks the pattern of a view, too, as if it were a path.
     allowed = f"{quoted(dataset.absolute())}, {pattern(dataset)}"
     connection.execute(f"SET allowed_directories = [{allowed}]")
-    connection.execute(f"SET allowed_paths = [{quoted(result)}]")
+    paths = [name for path in others for name in (quoted(path), pattern(path))]
+    connection.execute(f"SET allowed_paths = [{', '.join(paths)}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

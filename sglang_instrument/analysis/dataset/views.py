@@ -1,12 +1,14 @@
 """Make the views of a dataset that SQL asks: one of each table's files, and what is made of these."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS, schema_of
+from sglang_instrument.analysis.dataset.record_files import RecordFile
 from sglang_instrument.analysis.run.span_files import NULL_PARTITION, SPANS
 from sglang_instrument.analysis.tables.registry import stored_tables
 from sglang_instrument.analysis.tables.run.spans import FIELDS
@@ -26,6 +28,14 @@ _PARTITIONS: Final = {
     "run_id": f"nullif(run_id, '{NULL_PARTITION}')",
     "step": "try_cast(step AS BIGINT)",
 }
+_END_US: Final = "(start_us + CAST(trunc(coalesce(duration_sec, 0.0) * 1e6) AS BIGINT))"
+#: What the store's records leave out, see `COLUMNS_OF_RECORDS`.
+_OF_RECORDS: Final = {
+    "end_us": _END_US,
+    "timestamp": f"make_timestamptz({_END_US})",
+    "self_sec": "coalesce(self_sec, duration_sec)",
+    "wall_sec": "coalesce(wall_sec, self_sec, duration_sec)",
+}
 #: A row for each event, field and type of its values in JSON.
 _FIELDS: Final = """
 CREATE VIEW fields AS
@@ -44,10 +54,19 @@ SELECT event, key AS field, type, count(*) AS count,
 FROM typed GROUP BY event, key, type ORDER BY event, key, type"""
 
 
-def make_views(connection: Any, dataset: Path) -> None:
-    """Make a view of each table, and those of `VIEWS`."""
+def make_views(connection: Any, dataset: Path, records: Sequence[RecordFile] | None) -> None:
+    """Make a view of each table, and those of `VIEWS`.
+
+    Args:
+        connection: A connection of DuckDB.
+        dataset: A folder with tables.
+        records: Where the spans are; None for the dataset itself.
+    """
     for name in TABLES:
-        connection.execute(_view(connection, dataset, name))
+        if name == SPANS and records:
+            connection.execute(_view_of_records(records))
+        else:
+            connection.execute(_view(connection, dataset, name))
     connection.execute(_FIELDS)
 
 
@@ -63,6 +82,25 @@ def add_comments(connection: Any) -> None:
         for column in columns.values():
             meaning = _text("; ".join(filter(None, (column.meaning, column.unit))))
             connection.execute(f'COMMENT ON COLUMN {name}."{column.name}" IS {meaning}')
+
+
+def _view_of_records(records: Sequence[RecordFile]) -> str:
+    """Return the statement that makes `spans` of a run's records."""
+    columns = ", ".join(f'{_OF_RECORDS.get(name, quoted_name(name))} AS "{name}"' for name in TABLES[SPANS])
+    whole = [file.path for file in records if not file.left_out]
+    sources = [f"read_parquet([{', '.join(map(pattern, whole))}])"] if whole else []
+    for file in records:
+        if file.left_out:
+            rows = ", ".join(f"({quoted(path)}, {quoted(run_id or '')})" for path, run_id in file.left_out)
+            left_out = f"(file, coalesce(run_id, '')) NOT IN (VALUES {rows})"
+            sources.append(f"read_parquet({pattern(file.path)}) WHERE {left_out}")
+    selects = " UNION ALL ".join(f"SELECT {columns} FROM {source}" for source in sources)  # noqa: S608
+    return f"CREATE VIEW spans AS {selects}"
+
+
+def quoted_name(name: str) -> str:
+    """Return a name of a column as SQL takes it."""
+    return f'"{name}"'
 
 
 def _view(connection: Any, dataset: Path, name: str) -> str:
@@ -103,8 +141,8 @@ def pattern(dataset: Path, below: str = "") -> str:
     return quoted(Path(re.sub(r"([*?\[])", r"[\1]", str(dataset.absolute())), below))
 
 
-def quoted(path: Path) -> str:
-    """Return a path as a text of SQL."""
+def quoted(path: Path | str) -> str:
+    """Return a path, or another text, as a text of SQL."""
     return _text(str(path))
 
 

@@ -49,8 +49,17 @@ class LocalExecutor:
 
     def read(self, files: Sequence[File], job: Job, progress: Progress | None = None) -> BatchResult:
         """Return the files as read and the job's tables, sorted by `source`."""
-        processes = worthwhile_processes(files, min(_cores(), self._most_processes))
-        batches = split_files(files, processes)
+        return self.read_batches(split_files(files, self._processes_for(files)), job, progress)
+
+    def _processes_for(self, files: Sequence[File]) -> int:
+        return worthwhile_processes(files, min(_cores(), self._most_processes))
+
+    def read_batches(
+        self, batches: Sequence[list[File]], job: Job, progress: Progress | None = None
+    ) -> BatchResult:
+        """Return the same as `read`, each batch read by itself."""
+        files = [file for batch in batches for file in batch]
+        processes = min(len(batches), self._processes_for(files))
         if processes > 1:
             coming = read_in_processes(self.folder, batches, job, processes)
         else:

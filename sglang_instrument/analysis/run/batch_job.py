@@ -1,8 +1,9 @@
 """Read a batch of files and make the requested tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 import polars as pl
@@ -16,14 +17,18 @@ from sglang_instrument.analysis.reading.reader import Reading, read_files
 from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
 from sglang_instrument.analysis.run.span_files import write_spans
+from sglang_instrument.analysis.store.records import write_records
 from sglang_instrument.gc_pause import uncollected
 from sglang_instrument.safe_files.folder import SafeFolder
 
-_OF_FIELDS: Final = frozenset({"spans", "fields"})  # tables that need all fields of a record
+_OF_FIELDS: Final = frozenset({"spans", "fields", "records"})  # tables that need all fields of a record
 
 
 class BatchJob(msgspec.Struct, frozen=True):
     """The requested tables: "digest", "events", "paths", "fields", or "times" of the events in `names`.
+
+    "records" are written as Parquet below `target`, into the folder that `folders` names for the first file
+    of a batch, else into one with the name of that file.
 
     "fields" are the sums of those in `names`, or of all without names.
 
@@ -37,6 +42,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
     target: SafeFolder | None = None
     newest: Newest = msgspec.field(default_factory=Newest)
+    folders: Mapping[str, str] = {}
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Return the files as read, and their tables."""
@@ -51,6 +57,11 @@ class BatchJob(msgspec.Struct, frozen=True):
             )
             return reading.files, self.make(reading)
 
+    def _write_records(self, target: SafeFolder, reading: Reading) -> pl.DataFrame:
+        first = reading.files[0].path if reading.files else ""
+        folder = target / self.folders.get(first, quote(first, safe=""))
+        return write_records(folder, reading)
+
     def make(self, reading: Reading) -> Tables:
         """Return the tables of files that were read."""
         if self.tables == "digest":
@@ -61,6 +72,8 @@ class BatchJob(msgspec.Struct, frozen=True):
             return {"fields": field_sums(reading.records, self.names)}
         if self.tables == "paths":
             return {"paths": path_sums(reading.records)}
+        if self.tables == "records" and self.target is not None:
+            return {"records": self._write_records(self.target, reading)}
         if self.target is not None:
             return {"spans": write_spans(self.target, reading, self.newest, self.names)}
         return {"events": event_rows(reading.records)}

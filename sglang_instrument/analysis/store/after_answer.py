@@ -30,3 +30,10 @@ def answering() -> Iterator[None]:
         _WAITING.reset(token)
     for write in waiting:
         write()
+
+
+def write_now() -> None:
+    """Write at once what waits: for an answer that needs it in the store."""
+    waiting = _WAITING.get()
+    while waiting:
+        waiting.pop(0)()

@@ -91,6 +91,23 @@ def delete_part(home: SafeFolder, name: str) -> None:
     (home / PARTS).delete_folder(name)
 
 
+def files_of(home: SafeFolder, part: Part) -> list[File]:
+    """Return the log files of a part as they were read.
+
+    Raises:
+        DAMAGED: They cannot be read, or are not as the index says.
+    """
+    return _read_files(home, part).files
+
+
+def _read_files(home: SafeFolder, part: Part) -> _Files:
+    folder = home.path / PARTS / part.name
+    stored = msgspec.json.decode(read_regular(folder / _FILES, _MOST_BYTES), type=_Files)
+    if stored.version != VERSION or list(map(key_of, stored.files)) != part.files:
+        raise ValueError(f"{folder} is not as the index says")
+    return stored
+
+
 def write_part(home: SafeFolder, files: Sequence[File], tables: Mapping[str, pl.DataFrame]) -> Part:
     """Write a part; it counts when an index names it.
 
@@ -118,10 +135,7 @@ def read_part(home: SafeFolder, part: Part) -> tuple[list[File], Digest]:
     Raises:
         DAMAGED: It cannot be read, or is not as the index says.
     """
-    folder = home.path / PARTS / part.name
-    stored = msgspec.json.decode(read_regular(folder / _FILES, _MOST_BYTES), type=_Files)
-    if stored.version != VERSION or list(map(key_of, stored.files)) != part.files:
-        raise ValueError(f"{folder} is not as the index says")
+    stored, folder = _read_files(home, part), home.path / PARTS / part.name
     tables = {name: pl.DataFrame(schema=schema) for name, schema in SCHEMAS.items()}
     tables |= {name: read_table(folder / f"{name}.parquet") for name in stored.tables if name in SCHEMAS}
     if any(dict(table.schema) != SCHEMAS[name] for name, table in tables.items()):

@@ -7,6 +7,7 @@ those of the index. Whatever cannot be read in a store is made again; where none
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,9 @@ from sglang_instrument.analysis.store.bounds import bound_user_cache
 from sglang_instrument.analysis.store.homes import homes, locked
 from sglang_instrument.analysis.store.parts import (
     DAMAGED,
+    PARTS,
     Part,
+    files_of,
     read_index,
     read_part,
     records_of,
@@ -58,6 +61,46 @@ def load(folder: Path, files: Sequence[File]) -> tuple[list[File], Digest]:
     by_key = {key_of(file): file for stored, _ in pieces for file in stored}
     known = [by_key[key] for file in files if (key := key_of(file)) in by_key]
     return known, join_digests(pieces, known) if pieces else concat_digests([])
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """A part of a store that stands for files of a run.
+
+    Attributes:
+        home: The store.
+        name: Of the part.
+        files: The log files that it was made of.
+        counting: Those of them that it stands for: they are as they were, and no part before has them.
+    """
+
+    home: SafeFolder
+    name: str
+    files: list[File]
+    counting: list[File]
+
+    @property
+    def folder(self) -> Path:
+        """Where its tables lie."""
+        return self.home.path / PARTS / self.name
+
+
+def held_parts(folder: Path, files: Sequence[File]) -> list[HeldPart]:
+    """Return the parts of the store of a run that stand for some of these files."""
+    wanted = {key_of(file) for file in files}
+    parts = []
+    for home in homes(folder):
+        for part in read_index(home):
+            keys = wanted.intersection(part.files)
+            if not keys:
+                continue
+            try:
+                stored = files_of(home, part)
+            except DAMAGED:
+                continue
+            parts.append(HeldPart(home, part.name, stored, _chosen(stored, keys)))
+            wanted -= keys
+    return parts
 
 
 def _chosen(files: Sequence[File], keys: Collection[Key]) -> list[File]:

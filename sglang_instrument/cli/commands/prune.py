@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument.cli.profile_tables import size
 from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, progress_line
+from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.long_runs.plan import Plan
@@ -24,6 +25,7 @@ such as `events --step 12`, then says when they were pruned.
     sglang-instrument prune logs/gsm8k_600                               # says what would go, and asks
     sglang-instrument prune logs/gsm8k_600 --keep-steps 500 --keep-slowest 50
     sglang-instrument prune logs/gsm8k_600 --yes                         # asks nothing: for cron
+    sglang-instrument prune logs/gsm8k_600 --store                       # only what commands make again
 
 The newest steps keep their records, so do the slowest ones and those that a finding of the verdict names; of
 validations likewise. While the run goes on, so do its newest three steps and those that are not closed.
@@ -33,7 +35,8 @@ forget these steps.
 
 --json prints {"folder", "done", "drop": {"steps", "validations", "files", "bytes", "linked_files"}, "keep":
 {"newest", "slowest", "named", "in_use", "bytes"}, "left": {PATH: REASON}, "deleted": {"files", "bytes",
-"ledger_bytes"} or null}; it deletes only with --yes. The exit code is 1 if a file could not be deleted."""
+"ledger_bytes"} or null}; it deletes only with --yes. --store --json prints {"folder",
+"bytes"}. The exit code is 1 if a file could not be deleted."""
 
 _MOST_NAMED: Final = 8
 _SURE: Final = "yes"
@@ -55,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_at_least(0),
         default=20,
         help="so many of the slowest steps keep their records (default: 20)",
+    )
+    parser.add_argument(
+        "--store",
+        action="store_true",
+        help="delete the run's store, which the next command makes again, and no record",
     )
     parser.add_argument("--yes", action="store_true", help="delete without asking")
     parser.add_argument("--json", action="store_true", help="print JSON, and ask nothing")
@@ -78,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.long_runs.plan import plan_prune
     from sglang_instrument.analysis.long_runs.prune import prune
 
+    if args.store:
+        return _delete_store(args)
     with progress_line() as say:
         told = _progress(say)
         plan = plan_prune(args.logs, args.keep_steps, args.keep_slowest, told)
@@ -94,6 +104,23 @@ def run(args: argparse.Namespace) -> int:
         for line in _done(plan, outcome):
             print_line(line)
     return int(outcome is not None and bool(outcome.left))
+
+
+def _delete_store(args: argparse.Namespace) -> int:
+    """Delete the store of a run."""
+    from sglang_instrument.analysis.run.experiments import find_run
+    from sglang_instrument.analysis.store.bounds import delete_stores
+
+    folder = find_run(args.logs)
+    try:
+        freed = delete_stores(folder)
+    except OSError as error:
+        raise LogError(f"{folder}: the store stays: {error}") from error
+    if args.json:
+        print_json({"folder": str(folder), "bytes": freed})
+    else:
+        print_line(f"{folder}: deleted {size(freed)} of its store; the log is as it was")
+    return 0
 
 
 def _progress(say: Any) -> Any:

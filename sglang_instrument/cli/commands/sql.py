@@ -27,7 +27,7 @@ and fields; docs/reference/dataset.md describes their columns, docs/how-to/sql.m
     sglang-instrument sql gsm8k_600_parquet "select step, quantile_cont(duration_sec, 0.99) as p99
         from spans where event = 'tool_execution' group by step order by step" --csv > p99.csv
 
-The first query about spans writes them to the run's cache, in worker processes. Later queries read them from
+The first query about spans writes them to the run's store, in worker processes. Later queries read them from
 there, and only log files that changed are read again. A dataset of `export --parquet` has them already.
 DuckDB runs the query and reads these tables only: no other files, no network, no statement that writes.
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         rows = ask(opened, args.query, progress)
     if any(name in args.query.lower() for name in ("spans", *VIEWS)):
-        select.tell_pruned(opened, left=select.WRITTEN_BEFORE)
+        select.tell_pruned(opened, left=select.WRITTEN_BEFORE if opened.is_dataset else select.OTHER_STEPS)
     if args.csv:
         _print_csv(rows)
     elif args.json:

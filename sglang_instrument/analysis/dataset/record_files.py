@@ -1,0 +1,103 @@
+"""Find the records of a run as Parquet; the store keeps those of its parts for the next time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.digests.file_sources import Key, key_of
+from sglang_instrument.analysis.executors.executor import Progress
+from sglang_instrument.analysis.executors.local import LocalExecutor
+from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.run.batch_job import BatchJob
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.store.after_answer import write_now
+from sglang_instrument.analysis.store.homes import is_worthwhile, locked
+from sglang_instrument.analysis.store.parts import PARTS, read_index
+from sglang_instrument.analysis.store.records import RECORDS
+from sglang_instrument.analysis.store.store import HeldPart, held_parts
+from sglang_instrument.errors import LogError
+from sglang_instrument.regular_files import demand_regular
+from sglang_instrument.safe_files.folder import SafeFolder
+
+_NAME: Final = f"{RECORDS}.parquet"
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A Parquet file of records; `left_out` are the log files and runs in it whose records do not count."""
+
+    path: Path
+    left_out: list[tuple[str, str | None]]
+
+
+def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None) -> list[RecordFile]:
+    """Return files that hold the records of a run together; where the store lacks them, they are made.
+
+    Args:
+        run: The run.
+        scratch: A folder for those that the store does not keep.
+        progress: Called with the number of log files read so far and the number of files to read.
+
+    Raises:
+        LogError: The log lies on the nodes of a cluster.
+        OSError, polars.exceptions.PolarsError: They cannot be written.
+    """
+    if run.executor.is_far:
+        raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
+    files = [file for file in run.files if file.pruned_us is None]
+    kept = _in_store(run, files, progress)
+    held = {key_of(file) for part in kept for file in part.counting}
+    missing = [file for file in files if key_of(file) not in held]
+    written = run.executor.read(missing, BatchJob(RECORDS, target=scratch), progress)[0] if missing else []
+    counts = newest_run_filter(run.files)
+    wanted = {(key_of(file), run_id) for file in files for run_id in file.runs if counts(file, run_id)}
+    stored = [(part.folder / _NAME, part.files) for part in kept]
+    stored += [(path, written) for path in sorted(scratch.path.glob(f"*/{_NAME}"))]
+    return [RecordFile(path, _left_out(of_part, wanted)) for path, of_part in stored]
+
+
+def _left_out(files: Sequence[File], wanted: set[tuple[Key, str | None]]) -> list[tuple[str, str | None]]:
+    pairs = ((file, run_id) for file in files for run_id in file.runs)
+    return [(file.path, run_id) for file, run_id in pairs if (key_of(file), run_id) not in wanted]
+
+
+def _in_store(run: Run, files: Sequence[File], progress: Progress | None) -> list[HeldPart]:
+    """Return the parts of the store with records of these files; those that lack records get them."""
+    executor = run.executor
+    if not run.cached or not isinstance(executor, LocalExecutor) or not is_worthwhile(files):
+        return []
+    write_now()
+    kept = []
+    for home, of_home in groupby(held_parts(run.home, files), key=lambda part: part.home):
+        parts = list(of_home)
+        lacking = [part for part in parts if not _has_records(part)]
+        if lacking:
+            try:
+                _add_records(home, lacking, executor, progress)
+            except (OSError, pl.exceptions.PolarsError):  # in use, read only, full, or a link is in the way
+                pass
+        kept += [part for part in parts if _has_records(part)]
+    return kept
+
+
+def _has_records(part: HeldPart) -> bool:
+    try:
+        demand_regular(part.folder / _NAME)
+    except OSError:
+        return False
+    return True
+
+
+def _add_records(
+    home: SafeFolder, parts: Sequence[HeldPart], executor: LocalExecutor, progress: Progress | None
+) -> None:
+    with locked(home):
+        indexed = {part.name for part in read_index(home)}
+        parts = [part for part in parts if part.name in indexed]
+        folders = {part.counting[0].path: part.name for part in parts}
+        job = BatchJob(RECORDS, target=home / PARTS, folders=folders)
+        executor.read_batches([part.counting for part in parts], job, progress)

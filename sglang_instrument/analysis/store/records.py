@@ -1,0 +1,87 @@
+"""Write the records of log files as Parquet: all of their fields, and how their spans are nested."""
+
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.digests.parquet import save_parquet
+from sglang_instrument.analysis.reading.all_fields import TEXT_COLUMNS, with_texts
+from sglang_instrument.analysis.reading.reader import COLUMNS, Reading
+from sglang_instrument.analysis.timing.nesting import nest_and_clip
+from sglang_instrument.analysis.timing.wall_time import split_wall_time
+from sglang_instrument.safe_files.folder import SafeFolder
+
+#: The table of records in a part.
+RECORDS: Final = "records"
+# Fields that `extra` holds as they stand in the log, and which nobody asks SQL for.
+_IN_EXTRA: Final = frozenset(
+    {"weight_version", "first_weight_version", "group", "sample", "resumed_tokens", "verifications"}
+    | {"sample_facts", "source"}
+)
+_OF_NESTING: Final[dict[str, Any]] = {
+    "self_sec": pl.Float64,
+    "wall_sec": pl.Float64,
+    "counts_for": pl.String,
+    "span": pl.Int64,
+    "parent": pl.Int64,
+    "concurrent": pl.Boolean,
+}
+# What other columns tell: the view of SQL, and whoever restores lines, makes them again.
+_DERIVED: Final = frozenset({"end_us", "position"})
+#: The columns of a table of records, whose rows are in the order of the lines. `file` and `run_id` say who
+#: wrote a record. `self_sec` is null where it is the duration, `wall_sec` where it is `self_sec`.
+COLUMNS_OF_RECORDS: Final[dict[str, Any]] = {
+    "file": pl.String,
+    "run_id": pl.String,
+    **{
+        name: pl.String if kind == pl.Categorical else kind
+        for name, kind in COLUMNS.items()
+        if name not in _IN_EXTRA | _DERIVED
+    },
+    **_OF_NESTING,
+    **TEXT_COLUMNS,
+}
+
+
+def record_rows(reading: Reading) -> pl.DataFrame:
+    """Return the records of files with `COLUMNS_OF_RECORDS`: spans nested, instant events, in their order.
+
+    `source` is the last column, as in `Reading.records`.
+    """
+    records = with_texts(reading.records)
+    spans = _numbered(split_wall_time(*nest_and_clip(records)))
+    rows = pl.concat([spans, records.filter(pl.col("duration_sec").is_null())], how="diagonal")
+    sources = pl.DataFrame(
+        {
+            "source": list(range(len(reading.sources))),
+            "file": [reading.files[source.file].path for source in reading.sources],
+            "run_id": [source.run_id for source in reading.sources],
+        },
+        schema={"source": pl.Int64, "file": pl.String, "run_id": pl.String},
+    )
+    rows = rows.join(sources, on="source", how="left").sort("position")
+    own, wall, duration = pl.col("self_sec"), pl.col("wall_sec"), pl.col("duration_sec")
+    # As text: not every reader of Parquet knows categories.
+    rows = rows.with_columns(
+        pl.col(pl.Categorical, pl.Enum).cast(pl.String),
+        self_sec=pl.when(own != duration).then(own),
+        wall_sec=pl.when(wall != own).then(wall),
+    )
+    return rows.select(*(pl.col(name).cast(kind) for name, kind in COLUMNS_OF_RECORDS.items()), "source")
+
+
+def write_records(target: SafeFolder, reading: Reading) -> pl.DataFrame:
+    """Write the records of files to a file in a folder; return how many there are, by `source`.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: They cannot be written.
+    """
+    rows = record_rows(reading)
+    save_parquet(target, f"{RECORDS}.parquet", rows.drop("source"))
+    return rows.group_by("source", maintain_order=True).agg(rows=pl.len().cast(pl.Int64))
+
+
+def _numbered(spans: pl.DataFrame) -> pl.DataFrame:
+    """Number the spans of each log file from 0, whatever else the batch holds."""
+    number = spans.select(pl.int_range(pl.len(), dtype=pl.Int64).over("source")).to_series()
+    return spans.with_columns(span=number, parent=number.gather(spans["parent"]))
