@@ -20,13 +20,22 @@ from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
 from sglang_instrument.testing.usual_run import usual_shape
 
-WRITERS = ("slime_traces", "verl_traces", "verl_metrics", "areal_traces", "sglang_requests", "server_log")
+WRITERS = (
+    "slime_traces",
+    "verl_traces",
+    "verl_metrics",
+    "areal_traces",
+    "sglang_requests",
+    "server_log",
+    "verl_console",
+)
 #: Formats in which each request, or each call, of the planted run is told.
 WHOLE = ("slime_traces", "verl_traces", "areal_traces")
 #: A word of the finding: formats without tokens cannot tell a slow engine from longer replies.
 TELLS = {
     "areal_traces": "31 s more in engine",
     "verl_metrics": "trainer_generate took 1.9 times the usual",
+    "verl_console": "trainer_generate took 1.9 times the usual",
 }
 HOW_TO = Path(__file__).parents[2] / "docs/how-to/other-logs.md"
 

@@ -200,6 +200,22 @@ def verl_metrics(folder: Path, run: Sequence[PlayedStep]) -> Path:
     return folder
 
 
+def verl_console(folder: Path, run: Sequence[PlayedStep]) -> Path:
+    """Write what verl's `LocalLogger` prints, as Ray shows it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "driver.log"
+    lines = []
+    for played in run:
+        gen, train = played.done - played.begin, played.trained[1] - played.trained[0]
+        data = {"actor/loss": 0.1, "timing_s/gen": gen, "timing_s/update_actor": train}
+        data["timing_s/step"] = gen + train + 0.01
+        pairs = " - ".join(f"{name}:{value}" for name, value in data.items())
+        lines.append(f"(TaskRunner pid=7) step:{played.step - 1} - {pairs}\n")
+    path.write_text("".join(lines))
+    set_changed(path, EPOCH + run[-1].trained[1])
+    return folder
+
+
 def _mlflow_spans(request: Request) -> Iterator[tuple[str, str | None, str, int, int, str]]:
     loop, run = "0" * 16, "1" * 16
     yield loop, None, "agent_loop", *_nanos(request.start, request.end), _content({}, {})

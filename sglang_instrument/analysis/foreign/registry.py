@@ -11,6 +11,7 @@ from sglang_instrument.analysis.foreign import (
     areal_traces,
     sglang_requests,
     slime_traces,
+    verl_console,
     verl_metrics,
     verl_traces,
 )
@@ -51,6 +52,7 @@ FORMATS: Final = (
     Format(areal_traces.NAME, areal_traces.FILES, areal_traces.claims, areal_traces.read),
     Format(sglang_requests.NAME, sglang_requests.FILES, sglang_requests.claims, sglang_requests.read),
     Format(server_logs.NAME, server_logs.FILES, server_logs.claims, server_logs.read),
+    Format(verl_console.NAME, verl_console.FILES, verl_console.claims, verl_console.read),
 )
 
 

@@ -52,12 +52,12 @@ _NOTE: Final = {
 
 
 def notes_in(lines: pl.DataFrame, changed_us: dict[int, int]) -> pl.DataFrame:
-    """Return what lines say: `file`, `stamp`, `server`, `dp`, `event`, and the numbers of a request.
+    """Return what lines say: `stamp`, `server`, `dp`, `event`, the numbers of a request, and their place.
 
     No text of a prompt or a reply is returned. A line without a time is left out.
 
     Args:
-        lines: `file` and `line`, of lines that hold one of `MARKS`.
+        lines: `file`, `line` and `trainer_step`, of lines that hold one of `MARKS`.
         changed_us: When each file was last changed.
     """
     rows = [_note(line) for line in lines["line"]]
@@ -68,7 +68,8 @@ def notes_in(lines: pl.DataFrame, changed_us: dict[int, int]) -> pl.DataFrame:
         prefix=pl.Series(begins, dtype=pl.String), rest=pl.Series(behind, dtype=pl.String)
     )
     places = prefixes(parts, changed_us).select("stamp", "server", "dp")
-    return pl.concat([lines.select("file"), places, table], how="horizontal").drop_nulls("stamp")
+    kept = lines.select("file", "trainer_step")
+    return pl.concat([kept, places, table], how="horizontal").drop_nulls("stamp")
 
 
 def _note(line: str) -> dict[str, object]:

@@ -11,6 +11,7 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.foreign.records.console_steps import MARK, PATTERN
 from sglang_instrument.analysis.foreign.records.rows import NO_STEPS, ForeignLog, to_rows
 from sglang_instrument.analysis.foreign.records.windows import IDLE_SEC
 from sglang_instrument.analysis.foreign.sglang import engine_notes
@@ -20,6 +21,7 @@ from sglang_instrument.analysis.foreign.sglang.log_marks import BATCHES, SETTING
 from sglang_instrument.analysis.foreign.sglang.servers import Servers
 from sglang_instrument.analysis.foreign.sglang.slots import MOST_ROWS, all_slots, as_calls
 from sglang_instrument.analysis.foreign.sglang.stretches import Stretches, stretches
+from sglang_instrument.analysis.foreign.sglang.trainer_steps import printed_steps, trainer_rows
 from sglang_instrument.plain_text import plain
 
 NAME: Final = "a log of SGLang's server"
@@ -28,11 +30,10 @@ _SLOTS: Final = (
     "single requests: each row is a slot of the decoder while it was busy, with one request or several"
 )
 _REASONS: Final = "reasons why replies ended"
-_CANNOT_SHOW: Final = [
-    "prefill times, tools, rewards, and what the trainer does",
-    "times below a second, and their time zone: they are read as UTC where they name none",
-    NO_STEPS.format(sec=IDLE_SEC),
-]
+_OF_SERVERS: Final = "prefill times, tools, rewards"
+_AND_TRAINER: Final = "prefill times, tools, rewards, and what the trainer does"
+_TIMES: Final = "times below a second, and their time zone: they are read as UTC where they name none"
+_BATCH: Final = "(?:Decode|Prefill) batch"
 _UNCOVERED: Final = "what {count:,} of the servers decoded: it takes two lines of a server to tell"
 _MISREAD: Final = '{count:,} lines "{kind}" that were not understood, such as "{example}"'
 _UNDATED: Final = (
@@ -46,7 +47,7 @@ _SET_BACK: Final = (
 )
 _TOO_MANY: Final = f"slots beyond {MOST_ROWS:,}"
 _EXAMPLE: Final = 200  # characters of a line that is shown
-_MARKS: Final = (*BATCHES, SETTINGS, *engine_notes.MARKS)
+_MARKS: Final = (*BATCHES, SETTINGS, MARK, *engine_notes.MARKS)
 _NO_TEXT: Final = (
     ".jsonl",
     ".json",
@@ -80,6 +81,7 @@ def read(paths: Sequence[Path]) -> ForeignLog:
     log = ForeignLog(pl.DataFrame(), [*paths], [], tells_requests=False)
     changed_us = {number: path.stat().st_mtime_ns // 1000 for number, path in enumerate(paths)}
     every = pl.concat([lines_of(path, number, _MARKS, log.unreadable) for number, path in enumerate(paths)])
+    every, steps = printed_steps(every)
     is_batch, is_note, is_setting = _kinds_of(every["line"])
     lines = batch_lines(every.filter(is_batch), changed_us)
     servers = Servers(lines.table)
@@ -92,6 +94,7 @@ def read(paths: Sequence[Path]) -> ForeignLog:
     notes = notes.with_columns(step=work.step_at(notes["stamp"]))
     calls = pl.concat([as_calls(slots), _logged(work.requests)], how="diagonal_relaxed")
     frames = [_batches(work.batches, lines.fields), _notes(notes), calls, _requests(calls)]
+    frames += [trainer_rows(steps, work.batches)] if steps else []
     log.rows = to_rows(pl.concat(frames, how="diagonal_relaxed"))
     log.tells_requests = bool(logged) and not slots
     log.rejects.foreign += sum(count for count, _ in lines.misread.values())
@@ -99,20 +102,25 @@ def read(paths: Sequence[Path]) -> ForeignLog:
         _MISREAD.format(count=count, kind=kind, example=plain(example[:_EXAMPLE]))
         for kind, (count, example) in lines.misread.items()
     ]
-    log.cannot_show = [*_lacks(lines, set_back, is_cut), *_usual_lacks(work, logged, bool(slots))]
+    log.cannot_show = [
+        *_lacks(lines, set_back, is_cut),
+        *_usual_lacks(work, logged, bool(slots), bool(steps)),
+    ]
     return log
 
 
 def _kinds_of(lines: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
     """Return of each line whether it is about a batch, a note, or the server's settings."""
+    is_step = lines.str.contains(PATTERN)
     is_note = lines.str.contains_any([mark.decode() for mark in engine_notes.MARKS])
     is_setting = lines.str.contains(SETTINGS.decode(), literal=True) & ~is_note
-    return ~is_note & ~is_setting, is_note, is_setting
+    is_batch = ~is_note & ~is_setting & ~is_step
+    return is_batch & lines.str.contains(_BATCH), is_note, is_setting
 
 
 def _intervals(lines: pl.DataFrame) -> dict[int, int]:
     """Return the decode steps from line to line, by file, as the settings in it say; the last ones count."""
-    rows = ((file, _INTERVAL.search(line)) for file, line in lines.iter_rows())
+    rows = ((file, _INTERVAL.search(line)) for file, line in lines.select("file", "line").iter_rows())
     return {file: int(match[1]) for file, match in rows if match and int(match[1]) > 0}
 
 
@@ -160,8 +168,9 @@ def _lacks(lines: BatchLines, set_back: int, is_cut: bool) -> list[str]:
     return [*lacks, _TOO_MANY] if is_cut else lacks
 
 
-def _usual_lacks(work: Stretches, logged: set[int], has_slots: bool) -> list[str]:
+def _usual_lacks(work: Stretches, logged: set[int], has_slots: bool, has_steps: bool) -> list[str]:
     """Return what such a log cannot show."""
+    usual = [_OF_SERVERS, _TIMES] if has_steps else [_AND_TRAINER, _TIMES, NO_STEPS.format(sec=IDLE_SEC)]
     lacks = [_UNCOVERED.format(count=work.uncovered)] if work.uncovered else []
     lacks += [_SLOTS] if has_slots or not logged else []
-    return [*lacks, *([] if logged else [_REASONS]), *_CANNOT_SHOW]
+    return [*lacks, *([] if logged else [_REASONS]), *usual]

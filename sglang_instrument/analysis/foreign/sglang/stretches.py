@@ -42,7 +42,8 @@ def stretches(batches: pl.DataFrame, requests: pl.DataFrame, intervals: dict[int
     """Return what lines cover, by steps.
 
     Args:
-        batches: Lines about batches with their `worker`, in the order of time within each worker.
+        batches: Lines about batches with their `worker`, in the order of time within each worker, and their
+            `trainer_step`; null where nothing tells it.
         requests: What servers logged of requests: `stamp`, when each ended, and `latency_us`.
         intervals: The decode steps from line to line, by file, where the settings in the log tell.
     """
@@ -65,8 +66,8 @@ def stretches(batches: pl.DataFrame, requests: pl.DataFrame, intervals: dict[int
     requests = requests.with_columns(start_us=pl.col("stamp") - pl.col("latency_us"))
     times = table.select("start_us", "stamp").extend(requests.select("start_us", "stamp"))
     steps = number_windows(times["start_us"], times["stamp"])
-    table = table.with_columns(step=steps.head(len(table)))
-    requests = requests.with_columns(step=steps.tail(len(requests)))
+    table = table.with_columns(step=pl.coalesce("trainer_step", steps.head(len(table))))
+    requests = requests.with_columns(step=pl.coalesce("trainer_step", steps.tail(len(requests))))
     return Stretches(table.drop("row", "is_first"), dict(_by_step(table, by_worker)), requests, uncovered)
 
 
