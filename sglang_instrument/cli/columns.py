@@ -12,7 +12,7 @@ from sglang_instrument.analysis.tables.table import Table
 NOTHING: Final = "-"
 UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _TIMES: Final = ("time", "fine time")
-_WHOLE: Final = ("words", "count", "id", "ordinal", "moment", "flag")
+_WHOLE: Final = ("words", "count", "rounded", "id", "ordinal", "moment", "flag")
 
 
 def explanation(tables: Iterable[Table]) -> Iterable[tuple[str, str]]:

@@ -45,7 +45,7 @@ def test_plateaus_are_those_of_the_definition(seed: int, planted: bool) -> None:
     with TemporaryDirectory() as folder:
         synthetic_run(folder, steps=3, workers=2, requests=24, seed=seed, causes=causes)
         digest = open_run(folder).digest
-    found = sorted(plateaus(digest).select("step", "worker", "from_us", "to_us", "stuck").rows())
+    found = sorted(plateaus(digest).select("step", "worker", "from_us", "to_us", "stuck_requests").rows())
     assert found == brute_plateaus(digest)
 
 
@@ -54,7 +54,7 @@ def test_a_planted_plateau_is_described(tmp_path: Path) -> None:
     digest = open_run(synthetic_run(tmp_path, steps=4, workers=2, requests=24, causes=[plateau])).digest
     (row,) = plateaus(digest).iter_rows(named=True)
     doing = standstill(digest, row)
-    assert (row["step"], row["worker"], row["stuck"], row["requests"]) == (2, 1, 8, 24)
+    assert (row["step"], row["worker"], row["stuck_requests"], row["requests"]) == (2, 1, 8, 24)
     assert (doing["turn"], doing["event"], doing["in_turn"]) == (1, "turn_engine_call", 8)
     assert row["to_sec"] == pytest.approx(90, abs=5)
     assert 8 < doing["since_sec"] <= 20

@@ -45,7 +45,7 @@ def test_requests_are_those_of_the_log_the_slowest_first(run: Run, lines: list[d
         assert row["turns"] == line["extra"]["turns"]
         assert row["reward"] == line["extra"]["reward"]
         assert row["engine_sec"] == pytest.approx(line["extra"]["total_engine_time"], abs=1e-4)
-        parts = sum(row[f"{kind}_sec"] for kind in ("engine", "tool", "interaction", "reward", "rest"))
+        parts = sum(row[f"{kind}_sec"] for kind in ("engine", "tool", "interaction", "reward", "other"))
         assert parts == pytest.approx(row["duration_sec"], abs=1e-6)
 
 
@@ -97,9 +97,10 @@ def test_lengths_are_those_of_the_log(run: Run, lines: list[dict[str, Any]]) -> 
             if line["step"] == row["step"]
         ]
         tokens = [extra["actual_response_tokens"] for extra in mine]
-        assert (row["min"], row["max"]) == (min(tokens), max(tokens))
-        assert row["mean"] == pytest.approx(statistics.fmean(tokens))
-        assert row["cut"] == pytest.approx(statistics.fmean(x["finish_reason"] == "length" for x in mine))
+        assert (row["min_tokens"], row["max_tokens"]) == (min(tokens), max(tokens))
+        assert row["mean_tokens"] == pytest.approx(statistics.fmean(tokens))
+        capped = statistics.fmean(x["finish_reason"] == "length" for x in mine)
+        assert row["capped_share"] == pytest.approx(capped)
         assert row["reward"] == pytest.approx(statistics.fmean(extra["reward"] for extra in mine))
 
 
@@ -113,6 +114,6 @@ def test_tenths_of_the_requests_by_length_cover_all_of_them(run: Run) -> None:
     assert table["to_tokens"][0] == rows[len(first) - 1][0]
     error = 1.959964 * statistics.stdev(first) / len(first) ** 0.5
     rewards = [reward for _, reward in rows]
-    assert table["high"][0] == pytest.approx(min(statistics.fmean(first) + error, max(rewards)))
-    assert table["high"].max() <= max(rewards)
-    assert table["low"].min() >= min(rewards)
+    assert table["reward_at_most"][0] == pytest.approx(min(statistics.fmean(first) + error, max(rewards)))
+    assert table["reward_at_most"].max() <= max(rewards)
+    assert table["reward_at_least"].min() >= min(rewards)

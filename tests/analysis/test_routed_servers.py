@@ -55,7 +55,7 @@ def test_callers_alone_tell_what_each_address_did(tmp_path: Path, capsys: pytest
     told = answer(capsys, "servers", run.write(tmp_path / "run"))
     named = {f"10.0.0.{number}:30000": run.truth[f"server_{number}"] for number in range(2)}
     assert sums(told["servers"]) == named
-    assert {row["kv_share"] for row in told["servers"]} == {None}
+    assert {row["kv_cache_share"] for row in told["servers"]} == {None}
     assert any("key-value cache" in words for words in told["unknown"])
 
 
@@ -134,7 +134,7 @@ def test_slices_of_time_add_up_to_the_run(tmp_path: Path, capsys: pytest.Capture
         for row in whole["servers"]:
             own = [one for one in told["over_time"] if one["server"] == row["server"]]
             assert sum(one["calls"] for one in own) == row["calls"]
-            loads = sum(one["load"] * (one["to_sec"] - one["from_sec"]) for one in own)
+            loads = sum(one["mean_in_flight"] * (one["to_sec"] - one["from_sec"]) for one in own)
             assert loads == pytest.approx(row["call_sec"], rel=1e-3)
     by_step = answer(capsys, "servers", folder, "--over-time")["over_time"]
     assert [(row["step"], row["server"]) for row in by_step] == [
@@ -148,8 +148,8 @@ def test_the_cache_is_sampled_at_admissions(tmp_path: Path) -> None:
     samples = server_samples(run, calls)
     assert len(samples) == len(calls)
     table = server_table(calls, samples)
-    assert table["kv_held_share"].to_list() == [pytest.approx(0.1)] * 2
-    assert (table["kv_share"] > table["kv_held_share"]).all()
+    assert table["kv_cache_running_share"].to_list() == [pytest.approx(0.1)] * 2
+    assert (table["kv_cache_share"] > table["kv_cache_running_share"]).all()
 
 
 def test_servers_without_workers_have_a_row_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_servers_without_workers_have_a_row_each(tmp_path: Path, capsys: pytest.
     shutil.copytree(tmp_path / "run/engine", tmp_path / "alone/engine")
     told = answer(capsys, "servers", tmp_path / "alone", "--over-time=3")
     assert sums(told["servers"]) == run.truth
-    assert {row["moved_in"] for row in told["servers"]} == {None}
+    assert {row["moved_here"] for row in told["servers"]} == {None}
     assert any("moves are known" in words for words in told["unknown"])
 
 
@@ -189,7 +189,7 @@ def test_strange_fields_are_unknown_and_stop_nothing(
         text = text.replace('"server": "10.0.0.1:30000"', '"server": [1]')
         path.write_text(text.replace('"kv_free_pages": ', '"kv_free_pages": 1e999'))
     told = answer(capsys, "servers", folder, "--over-time")
-    assert told["servers"][0]["kv_share"] is None
+    assert told["servers"][0]["kv_cache_share"] is None
     assert told["servers"][0]["calls"] > 0
 
 

@@ -30,8 +30,8 @@ def test_tokens_a_verification_by_step_and_by_length(tmp_path: Path) -> None:
     run = open_run(synthetic_run(tmp_path / "exp", causes=[FallingAcceptance(0.25)], **SHAPE))
     rows = speculation_table(run.digest).to_dicts()
     assert [row["step"] for row in rows] == list(range(1, 11))
-    assert rows[0]["accepted"] == pytest.approx(3.0, rel=0.01)
-    assert rows[4]["accepted"] == pytest.approx(1.5, rel=0.01)
+    assert rows[0]["tokens_per_verification"] == pytest.approx(3.0, rel=0.01)
+    assert rows[4]["tokens_per_verification"] == pytest.approx(1.5, rel=0.01)
     turns = run.digest.turns
     assert sum(row["replies"] for row in rows) == len(turns)
     assert sum(row["tokens"] for row in rows) == turns["response_tokens"].sum()
@@ -52,7 +52,8 @@ def test_verifications_of_the_calls_inside_one_are_added_up(tmp_path: Path) -> N
     ]
     (folder / "worker_0.jsonl").write_text("".join(lines))
     [row] = speculation_table(open_run(tmp_path / "exp").digest).to_dicts()
-    assert (row["replies"], row["tokens"], row["verifications"], row["accepted"]) == (1, 90, 30, 3.0)
+    assert (row["replies"], row["tokens"], row["verifications"]) == (1, 90, 30)
+    assert row["tokens_per_verification"] == 3.0
 
 
 @pytest.mark.parametrize("odd", ["many", -3, 0, None, 1e300, [1]])

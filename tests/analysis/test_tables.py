@@ -76,6 +76,10 @@ def test_sql_knows_what_a_column_is(logs):
 ASKED = {
     "requests": ["", "--cdf", "--cdf --step 2", "--fields generated_tokens:max", "--request 2-1-0002"],
     "turns": ["", "--tools"],
+    "workers": ["", "--step 2"],
+    "lengths": ["", "--speculation"],
+    "gaps": ["", "--curve"],
+    "servers": ["", "--over-time"],
     "events": ["", "--step 2", "--step 1-2 --fields generated_tokens"],
 }
 

@@ -74,9 +74,9 @@ def test_schedulers_tell_how_full_their_caches_are(
     routed: Routed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for row in answer(capsys, routed, "servers", 2)["servers"]:
-        assert 0 < row["kv_held_share"] <= row["kv_share"] <= 1
+        assert 0 < row["kv_cache_running_share"] <= row["kv_cache_share"] <= 1
         # The last admission left the longest prompts of all conversations of this server in its cache.
-        assert row["kv_share"] > row["cached_tokens"] / row["calls"] / 8192
+        assert row["kv_cache_share"] > row["cached_tokens"] / row["calls"] / 8192
         assert row["waiting"] is not None
         assert row["retractions"] == 0
         assert 0 <= row["queue_share"] <= 1

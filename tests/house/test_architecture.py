@@ -119,6 +119,7 @@ MAY_IMPORT = {
     "analysis.tables": ANSWERS,
     "analysis.tables.rollout": ANSWERS | {"analysis.tables"},
     "analysis.tables.engine": ANSWERS | {"analysis.tables"},
+    "analysis.tables.responses": ANSWERS | {"analysis.tables"},
     "analysis.tables.run": ANSWERS | {"analysis.tables"},
     "analysis.dataset": ANSWERS | {"analysis.tables", "analysis.tables.run"},
     "analysis.long_runs": ANSWERS | {"package"},

@@ -37,8 +37,8 @@ def plateaus(digest: Digest) -> pl.DataFrame:
     requests in flight are ignored: the last requests of a heavy tail are always far apart.
 
     Returns:
-        step, validate, worker; from_sec, to_sec: seconds since the worker's first request began; stuck: the
-        number of requests in flight throughout; requests: all of the worker in the step; from_us, to_us.
+        step, validate, worker; from_sec, to_sec: seconds since the worker's first request began;
+        stuck_requests: those in flight throughout; requests: all of the worker in the step; from_us, to_us.
     """
     requests = digest.of_workers().requests
     ends = _completions(digest).filter(pl.col("in_flight") >= _LEAST_IN_FLIGHT)
@@ -50,7 +50,8 @@ def plateaus(digest: Digest) -> pl.DataFrame:
     throughout = (pl.col("start_us") <= pl.col("from_us")) & (pl.col("end_us") >= pl.col("to_us"))
     stuck = long.join(requests.select(*_OF_WORKER, "start_us", "end_us"), on=_OF_WORKER).filter(throughout)
     key = [*_OF_WORKER, "begun_us", "requests", "from_us", "to_us"]
-    found = stuck.group_by(key).agg(stuck=pl.len().cast(pl.Int64)).filter(pl.col("stuck") >= _LEAST_IN_FLIGHT)
+    found = stuck.group_by(key).agg(stuck_requests=pl.len().cast(pl.Int64))
+    found = found.filter(pl.col("stuck_requests") >= _LEAST_IN_FLIGHT)
     return (
         found.with_columns(
             from_sec=(pl.col("from_us") - pl.col("begun_us")) / 1e6,
@@ -58,7 +59,7 @@ def plateaus(digest: Digest) -> pl.DataFrame:
             requests=pl.col("requests").cast(pl.Int64),
         )
         .sort(pl.col("to_us") - pl.col("from_us"), descending=True)
-        .select(*_OF_WORKER, "from_sec", "to_sec", "stuck", "requests", "from_us", "to_us")
+        .select(*_OF_WORKER, "from_sec", "to_sec", "stuck_requests", "requests", "from_us", "to_us")
     )
 
 

@@ -16,19 +16,19 @@ def length_table(digest: Digest) -> pl.DataFrame:
     """Return one row per step.
 
     Returns:
-        step, validate; requests; min, mean, p95 and max of the response tokens of its requests; cut: the
-        share of requests that hit a cap; tokens_per_sec: all tokens over the step's duration; reward: the
-        mean.
+        step, validate; requests; min_tokens, mean_tokens, p95_tokens, max_tokens: of the responses;
+        capped_share: the share of requests that hit a cap; tokens_per_sec: all tokens over the step's
+        duration; reward: the mean.
     """
     tokens = pl.col("response_tokens")
     known = digest.of_workers().requests.drop_nulls("response_tokens")
     table = known.group_by(STEP).agg(
         requests=pl.len().cast(pl.Int64),
-        min=tokens.min(),
-        mean=tokens.mean(),
-        p95=tokens.quantile(0.95, "linear"),
-        max=tokens.max(),
-        cut=(pl.col("finish_reason") == _CUT).mean(),
+        min_tokens=tokens.min(),
+        mean_tokens=tokens.mean(),
+        p95_tokens=tokens.quantile(0.95, "linear"),
+        max_tokens=tokens.max(),
+        capped_share=(pl.col("finish_reason") == _CUT).mean(),
         total=tokens.sum(),
         reward=pl.col("reward").mean(),
     )
@@ -43,9 +43,9 @@ def reward_by_length(digest: Digest) -> pl.DataFrame:
     """Return one row per decile of the requests by length, the shortest first; none without rewards.
 
     Returns:
-        decile (1 to 10), requests, from_tokens, to_tokens, mean_sec of a request, reward: the mean; low,
-        high: mean -+ 1.96 s / sqrt(n), with s the sample's standard deviation, cut at the smallest and
-        the largest reward.
+        decile (1 to 10), requests, from_tokens, to_tokens, mean_sec of a request, reward: the mean;
+        reward_at_least, reward_at_most: mean -+ 1.96 s / sqrt(n), with s the sample's standard deviation, cut
+        at the smallest and the largest reward.
     """
     known = digest.of_workers().requests.drop_nulls(["response_tokens", "reward"])
     rank = pl.col("response_tokens").rank("ordinal") - 1
@@ -61,8 +61,8 @@ def reward_by_length(digest: Digest) -> pl.DataFrame:
             to_tokens=pl.col("response_tokens").max(),
             mean_sec=pl.col("duration_sec").mean(),
             reward=pl.col("reward").mean(),
-            low=(pl.col("reward").mean() - error).clip(lower_bound=least),
-            high=(pl.col("reward").mean() + error).clip(upper_bound=most),
+            reward_at_least=(pl.col("reward").mean() - error).clip(lower_bound=least),
+            reward_at_most=(pl.col("reward").mean() + error).clip(upper_bound=most),
         )
         .sort("decile")
     )
@@ -72,7 +72,7 @@ def speculation_table(digest: Digest) -> pl.DataFrame:
     """Return one row per step with replies whose drafted tokens were verified; none where nobody logged it.
 
     Returns:
-        step, validate; replies; tokens and verifications: of these replies; accepted: tokens a verification,
+        step, validate; replies; tokens and verifications: of these replies; tokens_per_verification:
         with the one that the model writes itself, so 1 means that no drafted token was right.
     """
     return _verified(digest).group_by(STEP).agg(*_ACCEPTED).sort("validate", "step")
@@ -82,8 +82,8 @@ def speculation_by_length(digest: Digest) -> pl.DataFrame:
     """Return one row per decile of these replies by length, the shortest first.
 
     Returns:
-        decile (1 to 10), from_tokens, to_tokens; replies, tokens, verifications, accepted: as in
-        `speculation_table`.
+        decile (1 to 10), from_tokens, to_tokens; replies, tokens, verifications, tokens_per_verification: as
+        in `speculation_table`.
     """
     rank = pl.col("response_tokens").rank("ordinal").cast(pl.Int64) - 1
     ranked = _verified(digest).with_columns(decile=rank * _DECILES // pl.len() + 1)
@@ -96,7 +96,7 @@ _ACCEPTED: Final = (
     pl.len().cast(pl.Int64).alias("replies"),
     pl.col("response_tokens").sum().alias("tokens"),
     pl.col("verifications").sum(),
-    (pl.col("response_tokens").sum() / pl.col("verifications").sum()).alias("accepted"),
+    (pl.col("response_tokens").sum() / pl.col("verifications").sum()).alias("tokens_per_verification"),
 )
 
 

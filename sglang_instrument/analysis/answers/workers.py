@@ -49,10 +49,10 @@ def barrier_table(digest: Digest) -> pl.DataFrame:
 
 
 def blame_table(digest: Digest) -> pl.DataFrame:
-    """Return one row per worker, the most to blame first, over all barriers without doubt.
+    """Return one row per worker, the one that caused most waiting first, over all barriers without doubt.
 
     Returns:
-        worker, barriers; last: how often it arrived last; wait_sec, caused_wait_sec and
+        worker, barriers; times_last: how often it arrived last; wait_sec, caused_wait_sec and
         possible_saving_sec: sums.
     """
     certain = barrier_table(digest).filter(pl.col("doubt").is_null())
@@ -62,7 +62,7 @@ def blame_table(digest: Digest) -> pl.DataFrame:
         .group_by("worker")
         .agg(
             barriers=pl.len().cast(pl.Int64),
-            last=pl.col("latest").sum().cast(pl.Int64),
+            times_last=pl.col("latest").sum().cast(pl.Int64),
             wait_sec=pl.col("wait_sec").sum(),
             caused_wait_sec=pl.col("caused_wait_sec").sum(),
             possible_saving_sec=pl.col("possible_saving_sec").sum(),

@@ -18,6 +18,7 @@ Cell = str | int | float | Styled | None
 Kind = Literal[
     "words",
     "count",
+    "rounded",
     "id",
     "ordinal",
     "number",
@@ -34,6 +35,7 @@ Kind = Literal[
 TYPES: Final[Mapping[str, str]] = {
     "words": "string",
     "count": "integer",
+    "rounded": "number",
     "id": "integer",
     "ordinal": "integer",
     "number": "number",
@@ -64,11 +66,11 @@ class Column:
     Attributes:
         name: Its name in JSON, SQL, CSV and the notebook. A quantity ends in its unit.
         meaning: What `--explain` and the reference say.
-        kind: What the cells are: words; whole numbers; whole numbers that name something, such as steps;
-            numbers that count from 0 where programs read and from 1 where people do; numbers with up to three
-            decimals; shares of 1, which are printed in percent; seconds; Unix microseconds; true or false.
-            The cells of a "time" are alike: the largest one decides how many decimals all have. Those of a
-            "fine time" differ: the smallest one can be read, too.
+        kind: What the cells are: words; whole numbers; numbers that are printed as whole ones; whole numbers
+            that name something, such as steps; numbers that count from 0 where programs read and from 1 where
+            people do; numbers with up to three decimals; shares of 1, which are printed in percent; seconds;
+            Unix microseconds; true or false. The cells of a "time" are alike: the largest one decides how
+            many decimals all have. Those of a "fine time" differ: the smallest one can be read, too.
         gives_way: A narrow terminal leaves out the columns with a number, 1 first.
         title: The header, without a unit, where the name is too long for one.
         styles: Colours of words.

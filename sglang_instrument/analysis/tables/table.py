@@ -98,7 +98,7 @@ def polars_types() -> dict[str, Any]:
     return {
         **dict.fromkeys(("words", "list", "object"), pl.String),
         **dict.fromkeys(("count", "id", "ordinal", "moment"), pl.Int64),
-        **dict.fromkeys(("number", "share", "time", "fine time"), pl.Float64),
+        **dict.fromkeys(("number", "rounded", "share", "time", "fine time"), pl.Float64),
         "flag": pl.Boolean,
         "timestamp": pl.Datetime("us", "UTC"),
     }

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         left_out = {"left_out_a": compared.left_out, "left_out_b": compared.other_left_out}
         cold = {"cold_a": compared.cold, "cold_b": compared.other_cold}
         found = {"paired": compared.paired, "metrics": rows, "conditions": told}
-        steps |= {"settings": json_of(differences)}
+        found["settings"] = json_of(differences)
         print_json({"a": first.logs, "b": second.logs, **steps, **left_out, **cold, **found})
     else:
         print_differences(differences, bool(settings and other_settings))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.rollout.gaps import IN_FLIGHT, LOOP_BLOCKS, PLATEAUS
 from sglang_instrument.cli import select
+from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.plain import say
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 
 HELP: Final = """\
 Show plateaus, in which a worker had requests in flight and none ended, and blocked event loops.
@@ -16,35 +17,22 @@ Show plateaus, in which a worker had requests in flight and none ended, and bloc
     sglang-instrument gaps logs/gsm8k_600
     sglang-instrument gaps logs/gsm8k_600 --step 67 --curve    # requests in flight over time
 
-A plateau is longer than max(2 s, 10 x the 99th percentile of the gaps between completions), with at least
-5 requests in flight. Seconds count from the start of the worker's first request.
+    plateau            since s   to s  stuck requests  turn  event
+    step 67, worker 0     19.1  165.4  109 of 2,560       3  turn_engine_call
 
---json prints {"folder", "plateaus": [{"step", "validate", "worker", "from_sec", "to_sec", "stuck",
-"requests", "from_us", "to_us", "turn", "in_turn", "event", "since_sec", "slowdown"}], "blocks": [{"role",
-"step", "validate", "worker", "at_us", "blocked_sec", "still", "in_span", "culprit"}]} and, with --curve,
-"curve": [{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "stuck" requests were in
-flight throughout; "slowdown" is the engine's time per token in their turns, relative to that in all turns."""
+A plateau is longer than max(2 s, 10 x the 99th percentile of the gaps between completions), with at least
+5 requests in flight. Seconds count from the start of the worker's first request."""
 
 _SHOWN: Final = 12
 _BARS: Final = 60
 _LEVELS: Final = " .:-=+*#%@"
-_PLATEAUS: Final = (
-    Column("plateau", "the step and the worker"),
-    Column("from", "when the last stuck request entered its stuck turn", "time"),
-    Column("to", "when a request ended again", "time"),
-    Column("requests", "how many were in flight throughout, of all requests of the worker"),
-    Column("turn", "the turn in which most of them were, from 1", "count"),
-    Column("event", "the event in which they were"),
-)
-_BLOCKS: Final = (
-    Column("by", "the code that blocked the loop: file and line"),
-    Column("in", "the span that was open", gives_way=1),
-    Column("step", "its number", "count"),
-    Column("process", "role and rank"),
-    Column("time", "for how long nothing else ran, as far as it was logged", "time"),
-    Column("", "whether the log shows no end"),
-)
-TABLES: Final = {"plateaus": _PLATEAUS, "blocked event loops": _BLOCKS}
+TABLES: Final = (PLATEAUS, LOOP_BLOCKS, IN_FLIGHT)
+ANSWER: Final = {
+    "folder": FOLDER,
+    "plateaus": Key(PLATEAUS),
+    "blocks": Key(LOOP_BLOCKS),
+    "curve": Key(IN_FLIGHT, optional=True),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,38 +54,17 @@ def run(args: argparse.Namespace) -> int:
         blocks = select.of_steps(opened, loop_blocks(opened.files), args).to_dicts()
         curve = select.of_steps(opened, concurrency(opened.digest), args) if args.curve else None
     if args.json:
-        told = {} if curve is None else {"curve": curve.to_dicts()}
-        print_json({"folder": str(opened.folder), "plateaus": found, "blocks": blocks, **told})
+        more = {} if curve is None else {"curve": IN_FLIGHT.in_json(curve.to_dicts())}
+        answer = {"plateaus": PLATEAUS.in_json(found), "blocks": LOOP_BLOCKS.in_json(blocks), **more}
+        print_json({"folder": str(opened.folder), **answer})
         return 0
-    rows = [
-        (
-            f"step {row['step']}, worker {row['worker']}",
-            row["since_sec"],
-            row["to_sec"],
-            f"{row['stuck']:,} of {row['requests']:,}",
-            None if row["turn"] is None else row["turn"] + 1,
-            row["event"],
-        )
-        for row in found[:_SHOWN]
-    ]
-    if rows:
-        print_table(_PLATEAUS, rows, title=f"{opened.name}: plateaus ({len(found)})")
+    if found:
+        print_rows(PLATEAUS, found[:_SHOWN], title=f"{opened.name}: plateaus ({len(found)})")
     else:
         print_line(f"{opened.name}: no plateau")
-    blocked = [
-        (
-            row["culprit"],
-            row["in_span"],
-            row["step"],
-            f"{row['role']} {row['worker']}",
-            row["blocked_sec"],
-            "its end is not known" if row["still"] else "",
-        )
-        for row in blocks[:_SHOWN]
-    ]
-    if blocked:
+    if blocks:
         times = "once" if len(blocks) == 1 else f"{len(blocks):,} times"
-        print_table(_BLOCKS, blocked, title=f"\nthe event loop was blocked {times}")
+        print_rows(LOOP_BLOCKS, blocks[:_SHOWN], title=f"\nthe event loop was blocked {times}")
     else:
         print_line("no event loop was blocked for longer than 100 ms")
     if curve is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.responses.lengths import LENGTHS, REWARDS_BY_LENGTH
+from sglang_instrument.analysis.tables.responses.speculation import SPECULATION, SPECULATION_BY_LENGTH
 from sglang_instrument.cli import select
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.answer import FOLDER, Key
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 
 HELP: Final = """\
 Show the lengths of the responses by step, and the rewards of short and long ones.
@@ -16,49 +18,17 @@ Show the lengths of the responses by step, and the rewards of short and long one
     sglang-instrument lengths logs/gsm8k_600 --step 67
     sglang-instrument lengths logs/gsm8k_600 --speculation      # tokens a verification, by step and by length
 
---json prints {"folder", "lengths": [{"step", "validate", "requests", "min", "mean", "p95", "max", "cut",
-"tokens_per_sec", "reward"}], "rewards": [{"decile", "requests", "from_tokens", "to_tokens", "mean_sec",
-"reward", "low", "high"}]} and, with --speculation, "speculation": [{"step", "validate", "replies", "tokens",
-"verifications", "accepted"}], "by_length": [{"decile", "from_tokens", "to_tokens", "replies", "tokens",
-"verifications", "accepted"}]."""
+    step  requests  min tokens  mean tokens  p95 tokens  max tokens  capped %  tokens/s  reward
+    66         640          18          289         811       1,024         4     3,398    0.71
+    67         640          21          301         902       1,024         6       911    0.69"""
 
-_LENGTHS: Final = (
-    Column("step", "its number"),
-    Column("requests", "how many with a known length", "count"),
-    Column("min", "tokens of the shortest response", "count", gives_way=1),
-    Column("mean", "mean tokens of a response", "count"),
-    Column("p95", "95 % of the responses have at most so many tokens", "count"),
-    Column("max", "tokens of the longest response", "count"),
-    Column("cut", 'share of the responses that reached a cap (finish reason "length")', "share"),
-    Column("tokens/s", "all tokens by the step's time", "count"),
-    Column("reward", "mean reward", "number"),
-)
-_REWARDS: Final = (
-    Column("tokens", "a tenth of the responses, the shortest first: its shortest and its longest"),
-    Column("requests", "how many", "count"),
-    Column("mean", "mean duration of a request", "time"),
-    Column("reward", "mean reward", "number"),
-    Column("low", "begin of its 95 % interval", "number"),
-    Column("high", "end of its 95 % interval", "number"),
-)
-_OF_REPLIES: Final = (
-    Column("replies", "how many: a reply is an engine call of a turn", "count"),
-    Column("tokens", "of these replies", "count"),
-    Column("verifications", "passes of the model that checked drafted tokens", "count"),
-    Column(
-        "accepted", "tokens a verification, with the one that the model writes itself: 1 is none", "number"
-    ),
-)
-_SPECULATION: Final = (Column("step", "its number"), *_OF_REPLIES)
-_BY_LENGTH: Final = (
-    Column("tokens of a reply", "a tenth of the replies, the shortest first: its shortest and its longest"),
-    *_OF_REPLIES,
-)
-TABLES: Final = {
-    "responses by step": _LENGTHS,
-    "rewards by length": _REWARDS,
-    "--speculation: by step": _SPECULATION,
-    "--speculation: by length": _BY_LENGTH,
+TABLES: Final = (LENGTHS, REWARDS_BY_LENGTH, SPECULATION, SPECULATION_BY_LENGTH)
+ANSWER: Final = {
+    "folder": FOLDER,
+    "lengths": Key(LENGTHS),
+    "rewards": Key(REWARDS_BY_LENGTH),
+    "speculation": Key(SPECULATION, optional=True),
+    "by_length": Key(SPECULATION_BY_LENGTH, optional=True),
 }
 
 
@@ -84,48 +54,37 @@ def run(args: argparse.Namespace) -> int:
         steps = select.steps_of(opened, args)
         chosen = opened.digest.filter(select.chosen(args, steps))
         lengths, rewards = length_table(chosen).to_dicts(), reward_by_length(chosen).to_dicts()
-        speculation: dict[str, list[dict[str, Any]]] = {}
+        speculation: list[dict[str, Any]] = []
+        by_length: list[dict[str, Any]] = []
         if args.speculation:
-            speculation = {
-                "speculation": speculation_table(chosen).to_dicts(),
-                "by_length": speculation_by_length(chosen).to_dicts(),
-            }
+            speculation = speculation_table(chosen).to_dicts()
+            by_length = speculation_by_length(chosen).to_dicts()
     if args.json:
-        print_json({"folder": str(opened.folder), "lengths": lengths, "rewards": rewards, **speculation})
+        answer = {"lengths": LENGTHS.in_json(lengths), "rewards": REWARDS_BY_LENGTH.in_json(rewards)}
+        if args.speculation:
+            answer["speculation"] = SPECULATION.in_json(speculation)
+            answer["by_length"] = SPECULATION_BY_LENGTH.in_json(by_length)
+        print_json({"folder": str(opened.folder), **answer})
         return 0
-    if speculation:
-        _print_speculation(f"{opened.name}{select.named(steps, validate=args.validate)}", **speculation)
+    name = f"{opened.name}{select.named(steps, validate=args.validate)}"
+    if args.speculation:
+        _print_speculation(name, speculation, by_length)
         return 0
-    names = ("step", "requests", "min", "mean", "p95", "max", "cut", "tokens_per_sec", "reward")
-    rows = [tuple(row[name] for name in names) for row in lengths]
-    where = select.named(steps, validate=args.validate)
-    print_table(_LENGTHS, rows, title=f"{opened.name}{where}: tokens of the responses")
-    if not rewards:
+    print_rows(LENGTHS, lengths, title=f"{name}: tokens of the responses")
+    if rewards:
+        title = "\nreward by length, in tenths of the requests"
+        print_rows(REWARDS_BY_LENGTH, rewards, title=title)
+    else:
         print_line("no request has a reward in its record")
-        return 0
-    tenths = [
-        (
-            f"{row['from_tokens']:,} - {row['to_tokens']:,}",
-            *(row[name] for name in ("requests", "mean_sec", "reward", "low", "high")),
-        )
-        for row in rewards
-    ]
-    print_table(_REWARDS, tenths, title="\nreward by length, in tenths of the requests")
     return 0
 
 
 def _print_speculation(name: str, speculation: list[dict[str, Any]], by_length: list[dict[str, Any]]) -> None:
-    numbers = ("replies", "tokens", "verifications", "accepted")
     if not speculation:
         print_line(
             "no reply has the number of its verifications: SGLang reports spec_verify_ct in meta_info where "
             "speculative decoding is on (--speculative-algorithm)"
         )
         return
-    rows = [tuple(row[one] for one in ("step", *numbers)) for row in speculation]
-    print_table(_SPECULATION, rows, title=f"{name}: speculative decoding")
-    tenths = [
-        (f"{row['from_tokens']:,} - {row['to_tokens']:,}", *(row[one] for one in numbers))
-        for row in by_length
-    ]
-    print_table(_BY_LENGTH, tenths, title="\nby length, in tenths of the replies")
+    print_rows(SPECULATION, speculation, title=f"{name}: speculative decoding")
+    print_rows(SPECULATION_BY_LENGTH, by_length, title="\nby length, in tenths of the replies")

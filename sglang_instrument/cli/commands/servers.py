@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from sglang_instrument.analysis.tables.column import Cell, Column
+from sglang_instrument.analysis.tables.engine.servers import SERVERS, SERVERS_OVER_TIME
 from sglang_instrument.cli import select
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
-
-if TYPE_CHECKING:
-    import polars as pl
+from sglang_instrument.cli.answer import FOLDER, MISSING, Key
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 
 HELP: Final = """\
 Show the servers that ran the engine's calls: is the router balanced, and do conversations stay where their
@@ -20,55 +18,37 @@ cache is?
     sglang-instrument servers logs/gsm8k_600 --step 67 --over-time   # the same in slices of time
     sglang-instrument servers logs/gsm8k_600 --over-time 24
 
---json prints {"folder", "servers": [{"server", "calls", "conversations", "stayed", "moved_in", "load",
-"most_load", "call_sec", "p50_sec", "p99_sec", "queue_sec", "queue_share", "prompt_tokens", "cached_tokens",
-"cached_share", "completion_tokens", "tokens_per_sec", "retractions", "waiting", "kv_share",
-"kv_held_share"}], "balance": {"servers", "busiest", "times_mean"}, "affinity": {"conversations",
-"later_calls", "stayed", "stayed_share", "cached_share", "cached_share_stayed", "cached_share_moved",
-"read_again_tokens"}, "unknown": [what the log does not tell]} and, with --over-time, "over_time": [{"step",
-"validate" or "slice", "from_sec", "to_sec", "server", ...}]. What is not known is null."""
+    server    calls  conversations  moved here  mean in flight  p99 s  queue %  cached %  retractions
+    server_0    170             89          62            5.77   2.36        0        48            0
+    server_1    170             87          65            5.88   2.79        0        49            0
+
+What is not known is null in JSON, and - in the table."""
 
 _SLICES: Final = 16  # of the column `over time`
-_SERVERS: Final = (
-    Column("server", "the process that served the calls, its scheduler if it has several, or its address"),
-    Column("calls", "how many engine calls it served", "count"),
-    Column("talks", "of how many conversations: requests of the rollout", "count", gives_way=5),
-    Column("moved in", "later calls of conversations whose call before ran on another server", "count"),
-    Column("load", "its calls in flight, on average while any server had some", "number"),
-    Column(
-        "over time",
-        "the same in 16 slices of the time; the highest bar is the highest load of any",
-        gives_way=2,
-    ),
-    Column("most", "the most calls in flight at once", "count", gives_way=4),
-    Column("p50", "half of its calls took at most this long", "time", gives_way=6),
-    Column("p99", "99 % of its calls took at most this long", "time", gives_way=3),
-    Column("queue", "share of its calls' time in which they waited for a place in the batch", "share"),
-    Column("cached", "share of the prompts' tokens that were in its cache", "share"),
-    Column("written", "tokens of its replies", "count"),
-    Column("tokens/s", "tokens of its replies a second, while any server had calls", "count", gives_way=7),
-    Column("retracted", "how often it took calls out of its batch to free memory", "count"),
-    Column(
-        "KV",
-        "the most of its key-value cache that was in use at an admission, kept prefixes included",
-        "share",
-        8,
-    ),
-    Column("KV held", "the same without prefixes that no running call uses", "share", gives_way=1),
-)
-_OVER_TIME: Final = (
-    Column("when", "the step, or the slice of time since the first call"),
-    Column("server", "the server"),
-    Column("calls", "calls that began", "count"),
-    Column("load", "calls in flight, on average", "number"),
-    Column("p99", "99 % of these calls took at most this long", "time", gives_way=1),
-    Column("queue", "share of these calls' time in which they waited for a place in the batch", "share"),
-    Column("cached", "share of their prompts' tokens that were in the cache", "share"),
-    Column("written", "tokens of their replies", "count", gives_way=2),
-    Column("retracted", "how often they were taken out of the batch to free memory", "count"),
-    Column("KV held", "the most of the key-value cache that running calls held at an admission", "share"),
-)
-TABLES: Final = {"servers": _SERVERS, "--over-time": _OVER_TIME}
+TABLES: Final = (SERVERS, SERVERS_OVER_TIME)
+_BALANCE: Final = {
+    "servers": Key("integer", "how many have a name, and conversations if any has some"),
+    "busiest": Key("string", "the server with most time in calls"),
+    "times_mean": Key("number", "its time in calls over the mean of all"),
+}
+_AFFINITY: Final = {
+    "conversations": Key("integer", "of more than one call"),
+    "later_calls": Key("integer", "their calls after the first, whose server and that before are known"),
+    "stayed": Key("integer", "how many of these had the same server"),
+    "stayed_share": Key("number", "the same as a share"),
+    "cached_share": Key("number", "share of the prompts' tokens that was in a cache"),
+    "cached_share_stayed": Key("number", "the same of calls that stayed"),
+    "cached_share_moved": Key("number", "the same of calls that moved"),
+    "read_again_tokens": Key("integer", "tokens that a server had read or written, and a server read again"),
+}
+ANSWER: Final = {
+    "folder": FOLDER,
+    "servers": Key(SERVERS),
+    "balance": Key(_BALANCE, "how evenly the servers share the work"),
+    "affinity": Key(_AFFINITY, "whether conversations stay where their cache is"),
+    "unknown": MISSING,
+    "over_time": Key(SERVERS_OVER_TIME, optional=True),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,51 +102,21 @@ def run(args: argparse.Namespace) -> int:
         over_time = load_over_time(calls, samples, args.over_time or None) if asked else None
         drawn = bars(load_by_slice(calls, _SLICES))
     unknown = unknown_words(table)
+    rows = [{**row, "over_time": drawn.get(row["server"], "")} for row in table.to_dicts()]
     if args.json:
-        answer = {
-            "folder": str(opened.folder),
-            "servers": table.to_dicts(),
-            "balance": told,
-            "affinity": kept,
-        }
-        more = {} if over_time is None else {"over_time": over_time.to_dicts()}
-        print_json({**answer, "unknown": unknown, **more})
+        answer = {"servers": SERVERS.in_json(rows), "balance": told, "affinity": kept, "unknown": unknown}
+        if over_time is not None:
+            answer["over_time"] = SERVERS_OVER_TIME.in_json(over_time.to_dicts())
+        print_json({"folder": str(opened.folder), **answer})
         return 0
     where = select.named(steps, validate=args.validate)
     many = f"{told['servers']} server{'' if told['servers'] == 1 else 's'}"
-    title = f"{opened.name}{where}: {many}, {len(calls):,} engine calls"
     if calls.is_empty():
         print_line(f"{opened.name}{where}: no server is known")
     else:
-        print_table(_SERVERS, _rows(table, drawn), title=title)
+        print_rows(SERVERS, rows, title=f"{opened.name}{where}: {many}, {len(calls):,} engine calls")
     for line in filter(None, (balance_words(told), *affinity_words(kept), *unknown)):
         print_line(line)
     if over_time is not None and not calls.is_empty():
-        print_table(_OVER_TIME, _over_time_rows(over_time), title="\nover time")
+        print_rows(SERVERS_OVER_TIME, over_time.to_dicts(), title="\nover time")
     return 0
-
-
-def _rows(table: pl.DataFrame, bars: dict[str | None, str]) -> list[tuple[Cell, ...]]:
-    names = ("load", "bars", "most_load", "p50_sec", "p99_sec", "queue_share", "cached_share")
-    more = ("completion_tokens", "tokens_per_sec", "retractions", "kv_share", "kv_held_share")
-    return [
-        tuple(
-            {**row, "bars": bars.get(row["server"], "")}[name]
-            for name in ("server", "calls", "conversations", "moved_in", *names, *more)
-        )
-        for row in table.iter_rows(named=True)
-    ]
-
-
-def _over_time_rows(table: pl.DataFrame) -> list[tuple[Cell, ...]]:
-    names = ("calls", "load", "p99_sec", "queue_share", "cached_share", "completion_tokens", "retractions")
-    return [
-        (_when(row), row["server"], *(row[name] for name in (*names, "kv_held_share")))
-        for row in table.iter_rows(named=True)
-    ]
-
-
-def _when(row: dict[str, Any]) -> str | None:
-    if "slice" in row:
-        return f"{row['from_sec']:,.1f} to {row['to_sec']:,.1f} s"
-    return None if row["step"] is None else f"step {row['step']}"

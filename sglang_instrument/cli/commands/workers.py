@@ -6,10 +6,12 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.rollout.barriers import BARRIERS, WAITS
+from sglang_instrument.analysis.tables.rollout.clocks import CLOCKS, ROUND_TRIPS
 from sglang_instrument.cli import select
+from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.numbers import duration
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.workers import Chain, Link
@@ -20,45 +22,33 @@ Show which workers the others waited for, over the run or at the barriers of one
     sglang-instrument workers logs/gsm8k_600
     sglang-instrument workers logs/gsm8k_600 --step 67      # arrivals, and why the last one came last
 
+    worker  barrier  arrival s  wait s  caused wait s  possible saving s
+    1             1       0.00    2.63           0.00               0.00
+    0             1       2.62   <0.01           2.62               2.62
+    worker 0 came last, 2.62 s after the one before it: tool 4.11 s (others 0.355 s) -> barrier 1
+
 The last line walks along the ledger of the worker that came last: what it spent its time on before the
-barrier, in the order of time, and what the other workers spent on the same (their median).
+barrier, in the order of time, and what the other workers spent on the same (their median)."""
 
---json prints {"folder", "workers": [{"worker", "barriers", "last", "wait_sec", "caused_wait_sec",
-"possible_saving_sec"}], "barriers": [{"step", "validate", "barrier", "worker", "arrival_sec", "wait_sec",
-"caused_wait_sec", "possible_saving_sec", "doubt"}], "clocks": [...],
-"round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec",
-"same_clock"}]} and, with --step, "chain": {"step", "validate", "barrier", "worker", "late_sec", "wait_sec",
-"sec", "links": [{"part", "event", "sec", "others_sec", "request_id"}]}. "doubt" tells why a barrier is not
-enough evidence; barriers count from 0."""
-
-_WAIT: Final = Column("wait", "its waiting at barriers", "time")
-_BLAME: Final = Column(
-    "blame",
-    "its share of the waiting: each instant is split equally among the workers that are missing",
-    "time",
-)
-_GAIN: Final = Column(
-    "gain", "time saved if this worker alone were as fast as the next slowest", "time", gives_way=2
-)
-_WORKERS: Final = (
-    Column("worker", "its rank"),
-    Column("barriers", "how many it left together with others", "count"),
-    Column("last", "how often it came last", "count"),
-    *(_WAIT, _BLAME, _GAIN),
-    Column(
-        "clock s",
-        "by how much its clock is ahead of the median worker's, +- the residual; clocks of the engine's "
-        "processes follow below",
-        gives_way=1,
-    ),
-)
-_BARRIERS: Final = (
-    Column("worker", "its rank"),
-    Column("barrier", "the first, second ... of the step", "count"),
-    Column("arrival", "after the first worker's", "time"),
-    *(_WAIT, _BLAME, _GAIN),
-)
-TABLES: Final = {"workers": _WORKERS, "--step N: its barriers, in the order of arrival": _BARRIERS}
+TABLES: Final = (WAITS, BARRIERS, CLOCKS, ROUND_TRIPS)
+_CHAIN: Final = {
+    "step": Key("integer", "the step"),
+    "validate": Key("boolean", "whether it is validation"),
+    "barrier": Key("integer", "which barrier of the step, from 0"),
+    "worker": Key("integer", "the worker that came last, or the one that --worker asks for"),
+    "late_sec": Key("number", "by how many seconds it came after the worker before it; 0 if it was not last"),
+    "wait_sec": Key("number", "how long it waited"),
+    "sec": Key("number", "its time since the step began or the barrier before was left"),
+    "links": Key("array", "what it spent this time on: part, event, sec, others_sec, request_id"),
+}
+ANSWER: Final = {
+    "folder": FOLDER,
+    "workers": Key(WAITS),
+    "barriers": Key(BARRIERS),
+    "clocks": Key(CLOCKS),
+    "round_trips": Key(ROUND_TRIPS),
+    "chain": Key(_CHAIN, "with --step: why the last worker came last; null without evidence", optional=True),
+}
 _MOST_LINKS: Final = 5
 _LEAST_LINK: Final = 0.02  # share of the time before the barrier from which on a part is named
 
@@ -86,60 +76,40 @@ def run(args: argparse.Namespace) -> int:
         digest = opened.digest.filter(pl.col("validate") == args.validate)
         clocks = clock_table(digest).to_dicts()
         barriers = barrier_table(digest).filter(select.within(steps)).to_dicts()
-        blame = blame_table(digest.filter(select.within(steps))).to_dicts()
+        waits = blame_table(digest.filter(select.within(steps))).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
         chain = None
         if one_step is not None:
             chain = chain_of(paths_of(opened), one_step, args.validate, args.worker)
-    answer = {"folder": str(opened.folder), "workers": blame, "barriers": barriers, "clocks": clocks}
-    answer["round_trips"] = pairs.to_dicts()
     if args.json:
+        answer = {"folder": str(opened.folder), "workers": WAITS.in_json(waits)}
+        answer |= {"barriers": BARRIERS.in_json(barriers), "clocks": CLOCKS.in_json(clocks)}
+        answer |= {"round_trips": ROUND_TRIPS.in_json(pairs.to_dicts())}
         told = {} if one_step is None else {"chain": None if chain is None else asdict(chain)}
         print_json({**answer, **told})
     elif one_step is None:
-        _print_workers(f"{opened.name}{select.named(steps, validate=args.validate)}", blame, clocks)
+        _print_workers(f"{opened.name}{select.named(steps, validate=args.validate)}", waits, clocks)
         _print_doubts(barriers)
         print_clocks(pairs, processes)
     else:
-        _print_barriers(f"{opened.name}{select.named(steps, validate=args.validate)}", barriers)
+        title = f"{opened.name}{select.named(steps, validate=args.validate)}"
+        print_rows(BARRIERS, barriers, title=f"{title}: in the order of arrival")
         _print_doubts(barriers)
         print_line(_sentence(chain))
     return 0
 
 
-def _print_workers(folder: str, blame: list[dict[str, Any]], clocks: list[dict[str, Any]]) -> None:
+def _print_workers(folder: str, waits: list[dict[str, Any]], clocks: list[dict[str, Any]]) -> None:
     offsets = {row["worker"]: row for row in clocks}
-    rows = [
-        (
-            row["worker"],
-            *(
-                row[name]
-                for name in ("barriers", "last", "wait_sec", "caused_wait_sec", "possible_saving_sec")
-            ),
-            _clock(offsets.get(row["worker"])),
-        )
-        for row in blame
-    ]
-    print_table(_WORKERS, rows, title=f"{folder}: who waited for whom")
-    if not rows:
+    shown = {"clock": lambda row: _clock(offsets.get(row["worker"]))}
+    print_rows(WAITS, waits, title=f"{folder}: who waited for whom", cells=shown)
+    if not waits:
         print_line("not enough evidence: no barrier was left by several workers together")
 
 
 def _clock(row: dict[str, Any] | None) -> str | None:
     return None if row is None else f"{row['offset_sec']:+.3f} +- {row['residual_sec']:.3f}"
-
-
-def _print_barriers(title: str, barriers: list[dict[str, Any]]) -> None:
-    rows = [
-        (
-            row["worker"],
-            row["barrier"] + 1,
-            *(row[name] for name in ("arrival_sec", "wait_sec", "caused_wait_sec", "possible_saving_sec")),
-        )
-        for row in barriers
-    ]
-    print_table(_BARRIERS, rows, title=f"{title}: in the order of arrival")
 
 
 def _print_doubts(barriers: list[dict[str, Any]]) -> None:

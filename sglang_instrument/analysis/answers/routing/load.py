@@ -21,24 +21,24 @@ def server_table(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         samples: Rows of `server_samples`; those of other steps are left out.
 
     Returns:
-        server; calls; conversations: that it had a call of; stayed, moved_in: later calls of conversations
-        whose call before ran here, or elsewhere; load: calls in flight, on average over the time in which any
-        server had calls, step by step; most_load; call_sec: sum; p50_sec, p99_sec: of a call; queue_sec: sum
-        over the calls that tell it; queue_share: in their time; prompt_tokens, cached_tokens: sums over the
-        calls that tell both; cached_share; completion_tokens; tokens_per_sec: by the same time as `load`;
-        retractions; waiting, kv_share, kv_held_share: the largest at any admission. Null where
-        no process logged it.
+        server; calls; conversations: that it had a call of; stayed, moved_here: later calls of conversations
+        whose call before ran here, or elsewhere; mean_in_flight: calls in flight, on average over the time in
+        which any server had calls, step by step; max_in_flight; call_sec: sum; p50_sec, p99_sec: of a call;
+        queue_sec: sum over the calls that tell it; queue_share: in their time; prompt_tokens, cached_tokens:
+        sums over the calls that tell both; cached_share; completion_tokens; tokens_per_sec: by the same time
+        as `mean_in_flight`; retractions; waiting, kv_cache_share, kv_cache_running_share: the largest at any
+        admission. Null where no process logged it.
     """
     followed = followed_calls(calls)
     window = _window_sec(calls)
     rows = _sums(calls, ["server"]).with_columns(
-        load=pl.col("call_sec") / window if window else None,
+        mean_in_flight=pl.col("call_sec") / window if window else None,
         tokens_per_sec=pl.col("completion_tokens") / window if window else None,
     )
     stays = (
         followed.drop_nulls("moved")
         .group_by("server")
-        .agg(stayed=(~pl.col("moved")).sum().cast(pl.Int64), moved_in=pl.col("moved").sum().cast(pl.Int64))
+        .agg(stayed=(~pl.col("moved")).sum().cast(pl.Int64), moved_here=pl.col("moved").sum().cast(pl.Int64))
     )
     for more in (stays, _most_load(calls), _gauges(calls, samples, ["server"])):
         rows = rows.join(more, on="server", how="left", nulls_equal=True, maintain_order="left")
@@ -68,7 +68,7 @@ def _by_step(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     begun, ended = pl.col("start_us").min(), pl.col("end_us").max()
     windows = calls.group_by(_STEP).agg(window=(ended - begun) * _US)
     rows = _sums(calls, key).join(windows, on=_STEP, how="left", nulls_equal=True)
-    rows = rows.with_columns(load=pl.col("call_sec") / pl.col("window")).drop("window")
+    rows = rows.with_columns(mean_in_flight=pl.col("call_sec") / pl.col("window")).drop("window")
     rows = rows.join(_gauges(calls, samples, key), on=key, how="left", nulls_equal=True)
     return rows.sort(key, nulls_last=True)
 
@@ -82,7 +82,8 @@ def _by_slice(calls: pl.DataFrame, samples: pl.DataFrame, slices: int) -> pl.Dat
     key = ["slice", "server"]
     rows = _sums(known.with_columns(number), key)
     gauges = _gauges(known.with_columns(number), samples.with_columns(number), key)
-    rows = load_by_slice(known, slices).join(rows, on=key, how="left", nulls_equal=True)
+    loads = load_by_slice(known, slices).rename({"load": "mean_in_flight"})
+    rows = loads.join(rows, on=key, how="left", nulls_equal=True)
     rows = rows.join(gauges, on=key, how="left", nulls_equal=True)
     since = [(pl.col("slice") + end).cast(pl.Float64) * width * _US for end in (0, 1)]
     rows = rows.with_columns(pl.col("calls").fill_null(0), from_sec=since[0], to_sec=since[1])
@@ -189,10 +190,14 @@ def _most_load(calls: pl.DataFrame) -> pl.DataFrame:
     ]
     changes = pl.concat(ends).sort("at", "change")  # at the same time, ends come first
     running = changes.with_columns(pl.col("change").cum_sum().over("server"))
-    return running.group_by("server").agg(most_load=pl.col("change").max().cast(pl.Int64))
+    return running.group_by("server").agg(max_in_flight=pl.col("change").max().cast(pl.Int64))
 
 
 def _gauges(calls: pl.DataFrame, samples: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     """Return the largest values that schedulers logged in the steps of some calls."""
     here = samples.join(calls.select(_STEP).unique(), on=_STEP, how="semi", nulls_equal=True)
-    return here.group_by(key).agg(pl.col("waiting", "kv_share", "kv_held_share").max())
+    return here.group_by(key).agg(
+        pl.col("waiting").max(),
+        kv_cache_share=pl.col("kv_share").max(),
+        kv_cache_running_share=pl.col("kv_held_share").max(),
+    )

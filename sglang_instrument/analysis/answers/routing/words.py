@@ -18,7 +18,7 @@ _WHERE: Final = {
     "queue_sec": 'the queue is logged by SGLang\'s schedulers with engine_detail="requests" (the default)',
     "retractions": "retractions are logged by SGLang's schedulers with engine_detail="
     '"requests" (the default)',
-    "kv_share": "the key-value cache is logged by SGLang's schedulers at each admission, with "
+    "kv_cache_share": "the key-value cache is logged by SGLang's schedulers at each admission, with "
     'engine_detail="requests" (the default), and not by logs of earlier versions of this package',
     "conversations": "moves are known where callers log the request of each call, with its rid",
 }

@@ -144,8 +144,8 @@ R.lengthsChart = () => {
     marker: { size: 5 },
     hovertemplate: `step %{x}: ${name} %{y:,.0f} tokens<extra></extra>`,
   });
-  const others = [line("longest", "max", 1.4, "dot"), line("p95", "p95", 1.8, "dash")];
-  const data = [...others, line("mean", "mean", 2.6)];
+  const others = [line("longest", "max_tokens", 1.4, "dot"), line("p95", "p95_tokens", 1.8, "dash")];
+  const data = [...others, line("mean", "mean_tokens", 2.6)];
   const xaxis = { title: "step", dtick: R.eachOf(rows, 12) };
   const say = `Longest, p95 and mean response in tokens, of ${R.plural(rows.length, "step")}.`;
   return { data, layout: { showlegend: true, xaxis, yaxis: R.fromZero("tokens") }, say };
@@ -158,8 +158,8 @@ R.rewardsChart = () => {
   const intervals = {
     type: "data",
     symmetric: false,
-    array: rows.map((row) => row.high - row.reward),
-    arrayminus: rows.map((row) => row.reward - row.low),
+    array: rows.map((row) => row.reward_at_most - row.reward),
+    arrayminus: rows.map((row) => row.reward - row.reward_at_least),
     color: colour,
     thickness: 1.2,
     width: 3,

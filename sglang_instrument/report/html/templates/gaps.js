@@ -12,7 +12,7 @@ R.standingStill = () => {
 };
 
 R.plateauCard = (row) => {
-  const requests = `${R.count(row.stuck)} of ${R.plural(row.requests, "request")} stood still`;
+  const requests = `${R.count(row.stuck_requests)} of ${R.plural(row.requests, "request")} stood still`;
   const title = `${R.stepName(R.keyOf(row))}, worker ${row.worker}: ${requests}`;
   let text = `from ${R.seconds(row.since_sec)} to ${R.seconds(row.to_sec)}`;
   if (row.turn !== null) text += `, ${R.count(row.in_turn)} of them in turn ${row.turn + 1}, ${row.event}`;

@@ -38,7 +38,7 @@ def find_falling_speculation(evidence: Evidence) -> Findings:
     """
     accepted = speculation_table(evidence.digest).filter(pl.col("verifications") >= _FEWEST)
     accepted = evidence.windows.select(STEP).join(accepted, on=STEP, maintain_order="left")
-    trend = find_trend(accepted.with_columns(shared=-pl.col("accepted").log()))
+    trend = find_trend(accepted.with_columns(shared=-pl.col("tokens_per_verification").log()))
     if trend is None:
         return
     growing = without_trend(accepted.with_columns(shared=pl.lit(0.0)), trend).filter(pl.col("growth") > 0)
@@ -50,9 +50,10 @@ def find_falling_speculation(evidence: Evidence) -> Findings:
     worst = lost.sort("lost_sec").row(-1, named=True)
     training = accepted.filter(~pl.col("validate"))
     first, last = (training.row(at, named=True) for at in (0, -1))
+    before, now = first["tokens_per_verification"], last["tokens_per_verification"]
     sentence = (
-        f"speculative decoding accepts less from step to step: {first['accepted']:.2f} tokens a verification "
-        f"in step {first['step']}, {last['accepted']:.2f} in step {last['step']}; it costs step "
+        f"speculative decoding accepts less from step to step: {before:.2f} tokens a verification "
+        f"in step {first['step']}, {now:.2f} in step {last['step']}; it costs step "
         f"{worst['step']} about {seconds(worst['lost_sec'])}"
     )
     finding = Finding(
@@ -65,8 +66,8 @@ def find_falling_speculation(evidence: Evidence) -> Findings:
             "per_step": -trend.per_step,
             "times": math.exp(-trend.per_step * (len(training) - 1)),
             "chance": trend.chance,
-            "accepted": last["accepted"],
-            "first_accepted": first["accepted"],
+            "accepted": now,
+            "first_accepted": before,
             "worst_step": worst["step"],
         },
     )

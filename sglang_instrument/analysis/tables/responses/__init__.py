@@ -1,0 +1,1 @@
+"""Declare tables of the responses: their lengths, their rewards, how well they are drafted."""
