@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.reading.all_fields import as_text, fields_of
+from sglang_instrument.analysis.reading.all_fields import fields_of
+from sglang_instrument.analysis.reading.records.decoding import as_text
 
 _IN_COLUMNS: Final = frozenset({"request_id", "turn"})
 _LONGEST: Final = 100  # characters of a value

@@ -14,8 +14,9 @@ from sglang_instrument import SGLangLogManager
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.dataset.columns import VIEWS
 from sglang_instrument.analysis.dataset.export import export_dataset
-from sglang_instrument.analysis.reading.all_fields import decode_whole
-from sglang_instrument.analysis.reading.lines import Line, Rejects, decode
+from sglang_instrument.analysis.reading.all_fields import text_of
+from sglang_instrument.analysis.reading.records.fields import ColumnFields, all_typed, typed
+from sglang_instrument.analysis.reading.records.lines import Line, Rejects, decode, decode_whole
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
@@ -125,14 +126,14 @@ def test_lines_are_decoded_alike_with_their_text_and_without(separately):
 def test_every_text_is_json_and_what_is_json_stays_as_it_stands(line):
     whole = b"{" + STAMP + line + b"}"
     for record in decode_whole(whole, Rejects()):
-        for text in filter(None, (record.text, record.others)):
+        for text in filter(None, (text_of(record), record.others)):
             json.loads(text, parse_constant=pytest.fail)
         try:
             msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
             whole.decode()
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        assert record.text is None or f'"extra":{record.text}' in whole.decode()
+        assert text_of(record) is None or f'"extra":{text_of(record)}' in whole.decode()
 
 
 def test_what_is_no_json_in_a_line_costs_itself(written):
@@ -143,6 +144,34 @@ def test_what_is_no_json_in_a_line_costs_itself(written):
     assert ("a", "x", "null") in run.sql("select event, field, type from fields").rows()
     longest = run.sql("select max(length(extra)) as longest from spans")["longest"]
     assert longest.to_list() == [10_000_008]
+
+
+def test_a_field_of_another_type_costs_itself_and_no_other_field():
+    odd = [
+        b'"extra":{"request_id":"a","turn":"x","reward":1.5,"own":1}',
+        b'"extra":{"request_id":7,"turn":2,"reward":1e999}',
+        b'"extra":[1]',
+        b'"extra":null',
+        b'"extra":{"request_id":"b","turn":' + b"9" * 30 + b',"x":NaN}',
+    ]
+    lines = decode(b"\n".join(b'{"event":"a",' + STAMP + line + b"}" for line in odd), Rejects())
+    fields = [typed(line.extra, ColumnFields) for line in lines]
+    assert [(one.request_id, one.turn, one.reward) for one in fields] == [
+        ("a", None, 1.5),
+        (7, 2, None),
+        (None, None, None),
+        (None, None, None),
+        ("b", None, None),
+    ]
+    assert all_typed([line.extra for line in lines], ColumnFields) == fields
+
+
+@pytest.mark.parametrize("duration", ["1e999", "1e36", "NaN", '"long"', "-1"])
+def test_an_impossible_duration_costs_itself_and_not_the_run(written, duration):
+    with (written / "step_3/worker_0.jsonl").open("a") as file:
+        file.write(f'{{{STAMP.decode()}"event":"odd","duration_sec":{duration},"workid":0,"step":3}}\n')
+    rows = open_run(written).sql("select event, duration_sec from spans where event = 'odd'")
+    assert rows.rows() == [("odd", None)]
 
 
 def downgraded(dataset):

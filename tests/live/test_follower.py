@@ -10,11 +10,10 @@ import time
 import pytest
 from live_writer import LiveFile, LiveRun, Replay
 
-from sglang_instrument.analysis.reading.lines import Extra
 from sglang_instrument.errors import LogError
 from sglang_instrument.live import followed_run, follower
 from sglang_instrument.live.counting import tail
-from sglang_instrument.live.counting.engine_calls import EngineCalls
+from sglang_instrument.live.counting.engine_calls import CallIds, EngineCalls
 from sglang_instrument.live.followed_run import FollowedRun
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import as_json
@@ -526,15 +525,14 @@ def test_requests_in_the_engine_are_where_its_scheduler_has_them(run):
 @pytest.mark.parametrize("rids", [{"rid": 3}, {"rids": "abc"}, {"rids": [None, {}, "known"]}, {}])
 def test_odd_names_of_calls_are_left_out(rids):
     calls = EngineCalls()
-    calls.note("scheduler_receive", Extra(**rids))
-    calls.note("scheduler_receive", None)
+    calls.note("scheduler_receive", CallIds(**rids))
     assert calls.counts() == ({"queue": 1} if "known" in str(rids) else {})
 
 
 def test_a_call_that_ended_does_not_begin_again():
     calls = EngineCalls()
-    calls.note("engine_request", Extra(rid="a"))  # the file of the worker was read first
-    calls.note("scheduler_receive", Extra(rid="a"))
+    calls.note("engine_request", CallIds(rid="a"))  # the file of the worker was read first
+    calls.note("scheduler_receive", CallIds(rid="a"))
     assert not calls.counts()
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.file_sources import key_of
-from sglang_instrument.analysis.reading.engine_records import HEALTH_CHECK as HEALTH_CHECK
-from sglang_instrument.analysis.reading.engine_records import LINES, number, tokens_of
-from sglang_instrument.analysis.reading.engine_records import Fields as Fields
-from sglang_instrument.analysis.reading.engine_records import Record as Record
-from sglang_instrument.analysis.reading.engine_records import records_in as records_in
-from sglang_instrument.analysis.reading.engine_records import rids_of as rids_of
 from sglang_instrument.analysis.reading.files import newest_run_filter
+from sglang_instrument.analysis.reading.records.engine_fields import HEALTH_CHECK as HEALTH_CHECK
+from sglang_instrument.analysis.reading.records.engine_fields import LINES, number, tokens_of
+from sglang_instrument.analysis.reading.records.engine_fields import Fields as Fields
+from sglang_instrument.analysis.reading.records.engine_fields import Record as Record
+from sglang_instrument.analysis.reading.records.engine_fields import records_in as records_in
+from sglang_instrument.analysis.reading.records.engine_fields import rids_of as rids_of
 from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.schema import LOG_OPENED
 

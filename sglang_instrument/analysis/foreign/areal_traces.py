@@ -16,7 +16,7 @@ from sglang_instrument.analysis.foreign.areal_trainer import events_of, step_beg
 from sglang_instrument.analysis.foreign.records.json_lines import JsonLines
 from sglang_instrument.analysis.foreign.records.rows import NO_STEPS, ForeignLog, as_us, to_rows
 from sglang_instrument.analysis.foreign.records.windows import IDLE_SEC, number_windows
-from sglang_instrument.analysis.reading.lines import Integer
+from sglang_instrument.analysis.reading.records.lines import Integer
 
 NAME: Final = "AReaL's perf_tracer"
 FILES: Final = "sessions-rN.jsonl, traces-rN.jsonl"

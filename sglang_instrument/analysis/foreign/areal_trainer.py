@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.foreign.records.json_lines import JsonLines
 from sglang_instrument.analysis.foreign.records.rows import ForeignLog
-from sglang_instrument.analysis.reading.lines import Integer
+from sglang_instrument.analysis.reading.records.lines import Integer
 
 _ROLLOUT: Final = "trainer_generate"
 #: Our event for each of AReaL's; others keep their names.

@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.foreign.stores.engine_call_texts import EngineCall, EngineCallTexts
-from sglang_instrument.analysis.reading.decoding import fitting
+from sglang_instrument.analysis.reading.records.decoding import fitting
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular, read_regular
 

@@ -15,7 +15,7 @@ import polars as pl
 from sglang_instrument.analysis.foreign.records.json_lines import JsonLines
 from sglang_instrument.analysis.foreign.records.rows import NO_STEPS, ForeignLog, as_us, to_rows
 from sglang_instrument.analysis.foreign.records.windows import IDLE_SEC, number_windows
-from sglang_instrument.analysis.reading.lines import Integer
+from sglang_instrument.analysis.reading.records.lines import Integer
 
 NAME: Final = "SGLang's per-request export"
 FILES: Final = "sglang-request-metrics-*.log"

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from sglang_instrument.analysis.foreign.records.rows import is_whole
-from sglang_instrument.analysis.reading.decoding import fitting
-from sglang_instrument.analysis.reading.lines import Integer, Rejects
+from sglang_instrument.analysis.reading.records.decoding import fitting
+from sglang_instrument.analysis.reading.records.lines import Integer, Rejects
 
 
 class Attributes(msgspec.Struct, gc=False):

@@ -19,7 +19,7 @@ from sglang_instrument.analysis.foreign.records.metric_parts import (
     step_rows,
 )
 from sglang_instrument.analysis.foreign.records.rows import ForeignLog, to_rows
-from sglang_instrument.analysis.reading.lines import Integer
+from sglang_instrument.analysis.reading.records.lines import Integer
 
 NAME: Final = "verl's metrics in a file"
 FILES: Final = "PROJECT/EXPERIMENT.jsonl of trainer.logger=[file]"

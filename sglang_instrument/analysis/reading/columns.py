@@ -9,7 +9,15 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.reading.folders import Place
-from sglang_instrument.analysis.reading.lines import Extra, Line
+from sglang_instrument.analysis.reading.records.fields import (
+    ColumnFields,
+    SampleFields,
+    all_typed,
+    is_object,
+    typed,
+    where_rewards,
+)
+from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS, facts_of, label_of, version_of
 from sglang_instrument.schema import EVENTS, kind_of
 
@@ -142,7 +150,8 @@ class Columns:
         self._add_rare(list(compress(lines, rare)))
         looked_at = self._which_fields(lines, codes)
         self._fields.has += looked_at
-        self._add_fields([line.extra for line in compress(lines, looked_at)])
+        extras = [line.extra for line in compress(lines, looked_at)]
+        self._add_fields(all_typed(extras, ColumnFields))
 
     def _codes_of(self, names: list[str]) -> list[int]:
         """Return small numbers for event names, given out in order of first appearance."""
@@ -157,8 +166,8 @@ class Columns:
 
     def _add_facts(self, lines: Sequence[Line], codes: Sequence[int]) -> None:
         for number, (line, code) in enumerate(zip(lines, codes, strict=True), len(self)):
-            if code in self._of_samples and line.extra is not None:
-                self._facts[number] = facts_of(line.extra)
+            if code in self._of_samples and is_object(line.extra):
+                self._facts[number] = facts_of(typed(line.extra, SampleFields))
 
     def _origins_of(self, lines: Sequence[Line], source: int) -> list[int]:
         """Return for each line the number of its origin; in most files all lines have the same."""
@@ -200,15 +209,22 @@ class Columns:
         tasks = self._every["task"][-len(lines) :]
         # Without tasks, request ids separate concurrent spans: then every id is needed.
         if not self._for_digest or None in tasks:
-            return [line.extra is not None for line in lines]
+            return [line.extra is not NO_EXTRA for line in lines]
         fieldless = self._fieldless
-        return [
-            line.extra is not None
-            and (code not in fieldless or line.phase is not None or line.extra.reward is not None)
+        wanted = [
+            line.extra is not NO_EXTRA and (code not in fieldless or line.phase is not None)
             for line, code in zip(lines, codes, strict=True)
         ]
+        others = [
+            number
+            for number, (line, is_wanted) in enumerate(zip(lines, wanted, strict=True))
+            if not is_wanted and line.extra is not NO_EXTRA
+        ]
+        for number in where_rewards([lines[number].extra for number in others]):
+            wanted[others[number]] = True
+        return wanted
 
-    def _add_fields(self, fields: Sequence[Any]) -> None:
+    def _add_fields(self, fields: Sequence[ColumnFields]) -> None:
         lists = self._fields.lists
         lists["request_id"] += [one.request_id for one in fields]
         lists["turn"] += [one.turn for one in fields]
@@ -304,12 +320,12 @@ def _described(origins: Iterable[_Origin], places: Sequence[Place]) -> pl.DataFr
     return pl.DataFrame(rows, schema={name: COLUMNS[name] for name in _OF_ORIGINS}, orient="row")
 
 
-def response_tokens(extra: Extra) -> int | None:
+def response_tokens(fields: ColumnFields) -> int | None:
     """Return the tokens that the model wrote; `response_length` also counts the replies of tools."""
-    tokens = extra.actual_response_tokens
+    tokens = fields.actual_response_tokens
     if type(tokens) is not int:
-        tokens = extra.generated_tokens if extra.completion_tokens is None else extra.completion_tokens
-    return extra.response_length if tokens is None else tokens
+        tokens = fields.generated_tokens if fields.completion_tokens is None else fields.completion_tokens
+    return fields.response_length if tokens is None else tokens
 
 
 def _with_times(table: pl.DataFrame) -> pl.DataFrame:

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.reading.all_fields import as_text, fields_of, with_texts
+from sglang_instrument.analysis.reading.all_fields import fields_of, with_texts
+from sglang_instrument.analysis.reading.records.decoding import as_text
 
 _KEY: Final = ("source", "role", "step", "validate", "worker", "request_id", "event")
 _EXACT: Final = 2**53  # up to this number, a float holds each integer

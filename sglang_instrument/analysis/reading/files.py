@@ -8,7 +8,7 @@ import msgspec
 
 from sglang_instrument.analysis.reading.folders import Place, place_at
 from sglang_instrument.analysis.reading.launches import Launch, launches_in
-from sglang_instrument.analysis.reading.lines import Extra
+from sglang_instrument.analysis.reading.records.fields import ControlFields
 from sglang_instrument.schema import EVENTS, LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
 #: Events and keys that most files lack, of which some answers look for every line.
@@ -26,7 +26,7 @@ class Control(msgspec.Struct, omit_defaults=True):
     event: str
     run_id: str | None
     time_us: int
-    extra: Extra
+    extra: ControlFields
     duration_sec: float | None = None
 
 
@@ -282,7 +282,9 @@ def headers_of(files: Sequence[File]) -> list[File]:
     for headers in (first, last):
         for (folder, role, *_), header in headers.items():
             was = header.extra
-            extra = Extra(step_bound=was.step_bound, launch=was.launch, launcher=was.launcher, rank=was.rank)
+            extra = ControlFields(
+                step_bound=was.step_bound, launch=was.launch, launcher=was.launcher, rank=was.rank
+            )
             kept[folder, role].append(Control(LOG_OPENED, header.run_id, header.time_us, extra))
     return [File(names[place], 0, 0, controls=controls) for place, controls in kept.items()]
 

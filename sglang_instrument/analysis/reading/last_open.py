@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from sglang_instrument.analysis.reading.files import Control, File, ended_paths, newest_run_filter
-from sglang_instrument.analysis.reading.lines import Line
 from sglang_instrument.analysis.reading.liveness import Process
+from sglang_instrument.analysis.reading.records.fields import RequestIds, all_typed
+from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.schema import (
     LOG_CLOSED,
     LOG_OPENED,
@@ -64,26 +65,32 @@ class LastReport:
         report, self._report = self._report, None
         later, self._later = self._later, []
         named = [] if report is None or not isinstance(report.extra.oldest, list) else report.extra.oldest
-        named = [span for span in named if isinstance(span, dict) and _is_open(span, later)]
+        events = _later_events(later) if named else {}
+        named = [span for span in named if isinstance(span, dict) and _is_open(span, events)]
         if report is None or not named:
             return None
         report.extra.oldest = named
         return report
 
 
-def _is_open(named: dict[str, Any], later: list[Sequence[Line]]) -> bool:
+def _later_events(later: list[Sequence[Line]]) -> dict[str | int | None, set[str]]:
+    """Return the events of later records by request."""
+    events: dict[str | int | None, set[str]] = {}
+    for lines in later:
+        all_fields = all_typed([line.extra for line in lines], RequestIds)
+        for line, fields in zip(lines, all_fields, strict=True):
+            events.setdefault(fields.request_id, set()).add(line.event)
+    return events
+
+
+def _is_open(named: dict[str, Any], events: dict[str | int | None, set[str]]) -> bool:
     """Return whether neither this span nor its request has a later record."""
     event, request_id = named.get("event"), named.get("request_id")
     age_sec = named.get("age_sec")
     if request_id is None or type(event) is not str or not isinstance(age_sec, (int, float)):
         return False
-    events = (
-        line.event
-        for lines in later
-        for line in lines
-        if line.extra is not None and line.extra.request_id == request_id
-    )
-    return not any(name == event or kind_of(name).phase == "request" for name in events)
+    later = events.get(request_id, ()) if isinstance(request_id, (str, int)) else ()
+    return not any(name == event or kind_of(name).phase == "request" for name in later)
 
 
 def open_at_their_end(files: Sequence[File], gone: Collection[Process]) -> list[Ended]:

@@ -15,7 +15,7 @@ from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
-    from sglang_instrument.analysis.reading.lines import Extra
+    from sglang_instrument.analysis.reading.records.fields import ControlFields
 
 
 @dataclass
@@ -83,7 +83,7 @@ def joined(runs: Iterable[Launch]) -> list[Launch]:
     return launches
 
 
-def launch_from(header: Extra, at_us: int) -> Launch | None:
+def launch_from(header: ControlFields, at_us: int) -> Launch | None:
     """Return what one header says of its launch; None if it names none."""
     if header.run_id is None or header.launch is None:
         return None

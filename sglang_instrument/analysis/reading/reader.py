@@ -1,20 +1,27 @@
 """Read log files into one table of typed columns."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.reading.all_fields import WholeColumns, decode_whole
+from sglang_instrument.analysis.reading.all_fields import WholeColumns
 from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
 from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns, epoch_us
 from sglang_instrument.analysis.reading.files import TRACKED, Control, File
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.last_open import LastReport
-from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode, drop_invalid_spans
+from sglang_instrument.analysis.reading.records.fields import (
+    ControlFields,
+    drop_invalid_spans,
+    is_object,
+    typed,
+    where_rewards,
+)
+from sglang_instrument.analysis.reading.records.lines import Line, Rejects, decode, decode_whole
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS
 from sglang_instrument.errors import LogError
 from sglang_instrument.schema import CONTROL_EVENTS, EVENTS, LOG_OPENED, LOOP_BLOCK, OPEN_NOW, OPEN_SPANS
@@ -84,24 +91,28 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
     with open_log(path) as stream:
         for chunk in whole_lines(stream):
             lines = buffer.decode(chunk, rejects)
-            tracked |= TRACKED.intersection([line.event for line in lines])
-            tracked |= {key for key, mark in _KEYS.items() if key not in tracked and mark in chunk}
+            events = {line.event for line in lines}
+            tracked |= TRACKED & events
+            tracked |= _keys_in(chunk, tracked)
             begun = 0
-            for at in [at for at, line in enumerate(lines) if line.event in _KEPT_WITH_FILE]:
+            for at in _where(lines, _KEPT_WITH_FILE & events):
                 line = lines[at]
                 if line.event in CONTROL_EVENTS:
                     last_report.follow(lines[begun:at])
                     buffer.add(lines[begun:at], place, file, run_id)
                     begun = at + 1
+                fields = typed(line.extra, ControlFields)
                 if line.event == LOG_OPENED:
-                    run_id = line.extra.run_id if line.extra else None
-                if line.event == OPEN_SPANS and line.extra:
-                    drop_invalid_spans(line.extra, rejects)
+                    run_id = fields.run_id
+                if line.event == OPEN_SPANS and is_object(line.extra):
+                    drop_invalid_spans(fields, rejects)
+                time_us = epoch_us(line.timestamp) or 0
+                control = Control(line.event, run_id, time_us, fields, line.duration_sec)
                 if line.event in CONTROL_EVENTS:
-                    last = last_report.meet(_control(line, run_id))
+                    last = last_report.meet(control)
                     file.controls += [] if last is None else [last]
                 if line.event != OPEN_NOW:  # the others are of use while the run runs; there are many of them
-                    file.controls.append(_control(line, run_id))
+                    file.controls.append(control)
             last_report.follow(lines[begun:])
             buffer.add(lines[begun:], place, file, run_id)
     last = last_report.end()
@@ -109,14 +120,20 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
     file.tracked = sorted(tracked)
 
 
-def _control(line: Line, run_id: str | None) -> Control:
-    time_us = epoch_us(line.timestamp) or 0
-    return Control(line.event, run_id, time_us, line.extra or Extra(), line.duration_sec)
-
-
 #: The record of a blocked loop is no control record, but its stack has no column.
 _KEPT_WITH_FILE: Final = CONTROL_EVENTS | {LOOP_BLOCK}
 _KEYS: Final = {key: f'"{key}"'.encode() for key in TRACKED - EVENTS.keys()}
+_COMMON: Final = b'"rid'  # begins each of these; most logs hold none, and one search finds that out
+
+
+def _keys_in(chunk: bytes, known: set[str]) -> set[str]:
+    """Return those of `_KEYS` that are in a chunk, without those that are known."""
+    new = _KEYS.keys() - known
+    return {key for key in new if _KEYS[key] in chunk} if new and _COMMON in chunk else set()
+
+
+def _where(lines: Sequence[Line], events: Collection[str]) -> list[int]:
+    return [number for number, line in enumerate(lines) if line.event in events] if events else []
 
 
 class _LineBuffer:
@@ -149,7 +166,7 @@ class _LineBuffer:
             file.runs.append(run_id)
             file.records.append(0)
         if self._for_digest:
-            wanted = [line for line in lines if line.duration_sec is not None or not _is_plain_instant(line)]
+            wanted = _without_plain_instants(lines)
             file.records[file.runs.index(run_id)] += len(lines) - len(wanted)
             lines = wanted
         if lines:
@@ -180,7 +197,14 @@ class _LineBuffer:
         return table.filter(~timeless) if counts["timeless"].sum() else table
 
 
-def _is_plain_instant(line: Line) -> bool:
-    """Return whether a record without a duration has no more to tell: no reward, and a usual timestamp."""
-    plain = line.extra is None or (line.extra.reward is None and line.event not in SAMPLE_EVENTS)
-    return plain and len(line.timestamp) == _STAMP_LENGTH and line.timestamp[-6:-5] in "+-"
+def _without_plain_instants(lines: Sequence[Line]) -> list[Line]:
+    """Return lines without records that have no duration, no reward, no samples, and a usual timestamp."""
+    plain = [line for line in lines if line.duration_sec is None and _is_plain(line)]
+    rewarded = {id(plain[number]) for number in where_rewards([line.extra for line in plain])}
+    left_out = {id(line) for line in plain} - rewarded
+    return [line for line in lines if id(line) not in left_out] if left_out else list(lines)
+
+
+def _is_plain(line: Line) -> bool:
+    of_samples = line.event in SAMPLE_EVENTS and is_object(line.extra)
+    return not of_samples and len(line.timestamp) == _STAMP_LENGTH and line.timestamp[-6:-5] in "+-"

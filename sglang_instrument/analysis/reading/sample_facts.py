@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_instrument.analysis.reading.lines import Extra
+from sglang_instrument.analysis.reading.records.fields import SampleFields
 from sglang_instrument.schema import SAMPLES_CONSUMED, SAMPLES_DROPPED
 
 #: Events that say what became of samples: ours, and what slime's tables record of groups.
@@ -47,18 +47,18 @@ def label_of(*values: Any) -> str | None:
     return None
 
 
-def facts_of(extra: Extra) -> str:
+def facts_of(fields: SampleFields) -> str:
     """Return what a record of SAMPLE_EVENTS says, as JSON of `Facts`; fields of odd types count as absent."""
-    groups = _labels(extra.groups) or _labels(extra.group_index) or _labels([extra.group, extra.group_index])
+    groups = _labels(fields.groups) or _labels(fields.group_index)
     facts = Facts(
-        samples=_labels(extra.samples),
-        groups=groups,
-        weight_version=version_of(extra.weight_version),
-        max_staleness=version_of(extra.max_staleness),
-        reason=label_of(extra.reason),
-        tokens=version_of(extra.tokens),
-        count=version_of(extra.count),
-        kept=extra.kept if type(extra.kept) is bool else None,
+        samples=_labels(fields.samples),
+        groups=groups or _labels([fields.group, fields.group_index]),
+        weight_version=version_of(fields.weight_version),
+        max_staleness=version_of(fields.max_staleness),
+        reason=label_of(fields.reason),
+        tokens=version_of(fields.tokens),
+        count=version_of(fields.count),
+        kept=fields.kept if type(fields.kept) is bool else None,
     )
     return msgspec.json.encode(facts).decode()
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from sglang_instrument.analysis.reading.decoding import decode_lines
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.reading.records.decoding import decode_lines
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.schema import LOG_OPENED
 

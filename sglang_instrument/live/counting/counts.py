@@ -7,10 +7,11 @@ from typing import Final
 from sglang_instrument.analysis.reading.columns import response_tokens
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.launches import Launch, launch_from
-from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode
+from sglang_instrument.analysis.reading.records.fields import ColumnFields, ControlFields, RequestIds, typed
+from sglang_instrument.analysis.reading.records.lines import Line, Rejects, decode
 from sglang_instrument.live.counting.endings import Endings
 from sglang_instrument.live.counting.endings import StepKey as StepKey
-from sglang_instrument.live.counting.engine_calls import EngineCalls
+from sglang_instrument.live.counting.engine_calls import CallIds, EngineCalls
 from sglang_instrument.live.counting.parts import (
     EventCount,
     Part,
@@ -164,11 +165,8 @@ class Counts:
             return
         process = writer.process
         process.records += len(lines)
-        last = lines[-1]
-        request_id = (
-            None if last.extra is None or last.extra.request_id is None else str(last.extra.request_id)
-        )
-        process.last_record = last.event, request_id
+        request_id = typed(lines[-1].extra, RequestIds).request_id
+        process.last_record = lines[-1].event, None if request_id is None else str(request_id)
         events, part = process.events, self._part(lines[0], writer, place)
         for line in lines:
             name = line.event
@@ -182,13 +180,14 @@ class Counts:
                 if sec > seen.longest_sec:
                     seen.longest_sec = sec
             if seen.moves_a_call:
-                self.calls.note(name, line.extra)
+                self.calls.note(name, typed(line.extra, CallIds))
             if seen.is_noted and part is not None:
                 self._note(process, part, seen, line)
 
     def _note(self, process: Process, part: Part, seen: EventCount, line: Line) -> None:
         done, failed = part.done, part.failed
-        process.tokens += part.note(seen, line, _counts_tokens(process, seen, line.extra))
+        fields = typed(line.extra, ColumnFields)
+        process.tokens += part.note(seen, line, fields, _counts_tokens(process, seen, fields))
         process.requests += part.done - done
         process.failed += part.failed - failed
 
@@ -215,9 +214,9 @@ class Counts:
         self._forgotten.add(oldest)
 
     def _control(self, line: Line, writer: _Writer, place: Place) -> None:
-        extra = line.extra or Extra()
+        fields = typed(line.extra, ControlFields)
         if line.event == LOG_OPENED:
-            self._opened(line, extra, writer, place)
+            self._opened(line, fields, writer, place)
             return
         if not self._counts(writer):
             return
@@ -229,34 +228,34 @@ class Counts:
         if line.event == STEP_CLOSED:
             part.is_closed, part.open_now, part.block = True, None, None
             part.reported.clear()
-            dropped = extra.dropped or 0
+            dropped = fields.dropped or 0
             writer.process.lost += max(0, dropped - writer.dropped)
             writer.dropped = dropped
         elif line.event == OPEN_NOW:
-            part.open_now = parse_open_now(extra, end_us(line))
+            part.open_now = parse_open_now(fields, end_us(line))
             part.is_closed = False  # a step of an asynchronous trainer may go on after its end
         elif line.event == OPEN_SPANS:
-            part.take_report(extra.spans or [], end_us(line))
+            part.take_report(fields.spans or [], end_us(line))
         elif line.event == OPEN_BLOCK:
-            part.block = parse_open_block(extra, end_us(line))
+            part.block = parse_open_block(fields, end_us(line))
 
-    def _opened(self, line: Line, extra: Extra, writer: _Writer, place: Place) -> None:
+    def _opened(self, line: Line, fields: ControlFields, writer: _Writer, place: Place) -> None:
         at_us = end_us(line)
-        run_id = self.run_id if self._is_member(extra, at_us) else extra.run_id
+        run_id = self.run_id if self._is_member(fields, at_us) else fields.run_id
         writer.run_id, writer.dropped = run_id, 0
-        writer.is_outside = extra.step_bound is False
+        writer.is_outside = fields.step_bound is False
         if run_id is not None:
             self._begun_us[run_id] = min(self._begun_us.get(run_id, at_us), at_us)
             if place.step is not None and self._is_wanted(run_id):
                 self._begin_run(run_id, writer, place)
-                self._launch = launch_from(extra, at_us)
+                self._launch = launch_from(fields, at_us)
         if self._counts(writer):
             writer.process.opened_us = max(writer.process.opened_us, at_us)
             self._part(line, writer, place)
 
-    def _is_member(self, extra: Extra, at_us: int) -> bool:
+    def _is_member(self, fields: ControlFields, at_us: int) -> bool:
         """Return whether a header is of another rank of the launch that is counted; then remember its run."""
-        launch, part = self._launch, launch_from(extra, at_us)
+        launch, part = self._launch, launch_from(fields, at_us)
         if launch is None or part is None or launch.keys != part.keys:
             return False
         running = any(not process.log_closed for process in self.processes.values())
@@ -292,10 +291,8 @@ def folder_of(step: StepKey) -> str:
     return f"{'validate' if step[1] else 'step'}_{step[0]}"
 
 
-def _counts_tokens(process: Process, seen: EventCount, extra: Extra | None) -> bool:
+def _counts_tokens(process: Process, seen: EventCount, fields: ColumnFields) -> bool:
     """Return whether the tokens of an event count: those of the first that logs some, else of requests."""
-    if extra is None:
-        return False
-    if process.tokens_of is None and seen.phase in _TOKEN_PHASES and response_tokens(extra):
+    if process.tokens_of is None and seen.phase in _TOKEN_PHASES and response_tokens(fields):
         process.tokens_of = seen.event
     return seen.event == process.tokens_of or (process.tokens_of is None and seen.phase == "request")

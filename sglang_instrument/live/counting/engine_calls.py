@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any, Final
 
-from sglang_instrument.analysis.reading.lines import Extra
+from sglang_instrument.analysis.reading.records.fields import Fields
 
 #: Where a call is after one of these records; "" when it has ended.
 MOVES: Final = {
@@ -17,6 +17,13 @@ MOVES: Final = {
 _MOST_CALLS: Final = 100_000  # that are open, and of those that ended: the oldest are forgotten
 
 
+class CallIds(Fields, gc=False):
+    """The engine's ids of the calls that a record is about."""
+
+    rid: Any = None
+    rids: Any = None
+
+
 class EngineCalls:
     """The calls that are open.
 
@@ -28,12 +35,10 @@ class EngineCalls:
         self._where: dict[str, str] = {}
         self._ended: dict[str, None] = {}
 
-    def note(self, event: str, extra: Extra | None) -> None:
+    def note(self, event: str, ids: CallIds) -> None:
         """Take in a record of one of the events in `MOVES`."""
-        if extra is None:
-            return
         where = MOVES[event]
-        for rid in extra.rids if isinstance(extra.rids, list) else [extra.rid]:
+        for rid in ids.rids if isinstance(ids.rids, list) else [ids.rid]:
             if not isinstance(rid, str) or rid in self._ended:
                 continue
             if where:

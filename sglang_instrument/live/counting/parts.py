@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from sglang_instrument.analysis.reading.columns import epoch_us, response_tokens
 from sglang_instrument.analysis.reading.last_open import place_of
-from sglang_instrument.analysis.reading.lines import Extra, Line
+from sglang_instrument.analysis.reading.records.fields import ColumnFields, ControlFields
+from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.live.counting.engine_calls import MOVES
 from sglang_instrument.schema import LOOP_BLOCK, kind_of
 
@@ -150,21 +151,20 @@ class Part:
     rate: deque[tuple[int, int]] = field(default_factory=deque)
     longest_sec: dict[str, float] = field(default_factory=dict)
 
-    def note(self, seen: EventCount, line: Line, counts_tokens: bool) -> int:
+    def note(self, seen: EventCount, line: Line, fields: ColumnFields, counts_tokens: bool) -> int:
         """Take in a record of one of the phases `NOTED`; return its tokens, if they are to be counted."""
-        extra, phase = line.extra, seen.phase
         if line.event == LOOP_BLOCK:
             self.block = None
             return 0
-        request_id = None if extra is None or extra.request_id is None else str(extra.request_id)
-        turn = None if extra is None else extra.turn
+        phase, turn = seen.phase, fields.turn
+        request_id = None if fields.request_id is None else str(fields.request_id)
         if self.reported:
             self.reported.pop((line.event, request_id, turn), None)
         if line.duration_sec is not None and line.duration_sec > self.longest_sec.get(line.event, 0.0):
             self.longest_sec[line.event] = line.duration_sec
         if phase == "barrier" and self.open_now is not None:
             self.open_now.barriers_ended += 1
-        if extra is None or request_id is None:
+        if request_id is None:
             return 0
         request = self.requests.get(request_id)
         if request is None or request.ended_us is not None:
@@ -179,7 +179,7 @@ class Part:
             if turn is not None and (request.turn is None or turn > request.turn):
                 request.turn = turn
                 request.turns_us.append(start_us(line))
-        return self._tokens(request, extra, line) if counts_tokens else 0
+        return self._tokens(request, fields, line) if counts_tokens else 0
 
     def _begun(self, request_id: str, line: Line) -> Request:
         request = Request(start_us(line))
@@ -198,8 +198,8 @@ class Part:
         if self.open_now is not None:
             self.open_now.requests_ended += 1
 
-    def _tokens(self, request: Request, extra: Extra, line: Line) -> int:
-        tokens = response_tokens(extra)
+    def _tokens(self, request: Request, fields: ColumnFields, line: Line) -> int:
+        tokens = response_tokens(fields)
         if not tokens or tokens < 0:
             return 0
         request.tokens = (request.tokens or 0) + tokens
@@ -250,18 +250,18 @@ def _reported(span: Any, at_us: int) -> tuple[SpanKey | None, OpenSpan | None]:
     return key, OpenSpan(begun_us, place_of(span), None if tool is None else str(tool))
 
 
-def parse_open_block(extra: Extra, at_us: int) -> OpenBlock:
+def parse_open_block(fields: ControlFields, at_us: int) -> OpenBlock:
     """Return the fields of an `open_block` record."""
-    request_id = None if extra.request_id is None else str(extra.request_id)
-    begun_us = at_us - round((extra.age_sec or 0.0) * 1e6)
-    place = place_of({"place": extra.place, "stack": extra.stack})
-    return OpenBlock(begun_us, place, extra.in_span, request_id, extra.tool)
+    request_id = None if fields.request_id is None else str(fields.request_id)
+    begun_us = at_us - round((fields.age_sec or 0.0) * 1e6)
+    place = place_of({"place": fields.place, "stack": fields.stack})
+    return OpenBlock(begun_us, place, fields.in_span, request_id, fields.tool)
 
 
-def parse_open_now(extra: Extra, at_us: int) -> OpenNow:
+def parse_open_now(fields: ControlFields, at_us: int) -> OpenNow:
     """Return the fields of an `open_now` record; what has another type than ours is left out."""
-    oldest = extra.oldest if isinstance(extra.oldest, list) else []
-    phases = extra.phases if isinstance(extra.phases, dict) else {}
+    oldest = fields.oldest if isinstance(fields.oldest, list) else []
+    phases = fields.phases if isinstance(fields.phases, dict) else {}
 
     def by_phase(counts: dict[str, int]) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -269,16 +269,16 @@ def parse_open_now(extra: Extra, at_us: int) -> OpenNow:
             found[str(phases.get(event) or kind_of(event).phase)] += count
         return found
 
-    events = by_phase(_counts(extra.open))
+    events = by_phase(_counts(fields.open))
     return OpenNow(
         at_us,
         events["request"],
         events["barrier"],
-        by_phase(_counts(extra.requests)),
+        by_phase(_counts(fields.requests)),
         tuple(
             _old_request(one) for one in oldest if isinstance(one, dict) and _is_number(one.get("age_sec"))
         ),
-        round(extra.uncounted) if _is_number(extra.uncounted) else 0,
+        round(fields.uncounted) if _is_number(fields.uncounted) else 0,
     )
 
 

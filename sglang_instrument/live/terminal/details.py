@@ -9,7 +9,8 @@ from typing import Final
 
 from sglang_instrument.analysis.reading.chunks import whole_lines
 from sglang_instrument.analysis.reading.folders import place_of
-from sglang_instrument.analysis.reading.lines import Line, Rejects, decode
+from sglang_instrument.analysis.reading.records.fields import RequestIds, typed
+from sglang_instrument.analysis.reading.records.lines import Line, Rejects, decode
 from sglang_instrument.live.children import environment
 from sglang_instrument.live.counting.counts import folder_of
 from sglang_instrument.live.counting.parts import end_us, start_us
@@ -38,7 +39,8 @@ def request_lines(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[str]:
     if not lines:
         yield "nothing of it has ended yet"
     for line in sorted(spans, key=lambda line: (start_us(line), -end_us(line))):
-        turn = "" if line.extra is None or line.extra.turn is None else f"turn {line.extra.turn + 1}"
+        number = typed(line.extra, RequestIds).turn
+        turn = "" if number is None else f"turn {number + 1}"
         at = duration((start_us(line) - begun_us) / 1e6)
         error = f"  {plain(line.error)}" if line.error else ""
         yield f"+{at:>11}  {turn:8} {plain(line.event):34} {duration(line.duration_sec or 0.0):>11}{error}"
@@ -65,7 +67,7 @@ def _records_of(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[Line]:
 
 
 def _is_of(line: Line, one: OpenRequest) -> bool:
-    return line.extra is not None and str(line.extra.request_id) == one.request_id
+    return str(typed(line.extra, RequestIds).request_id) == one.request_id
 
 
 def verdict_lines(logs: str) -> list[str]:

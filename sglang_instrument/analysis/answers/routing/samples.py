@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import engine_files, iter_records, rids_of
-from sglang_instrument.analysis.reading.engine_records import count
+from sglang_instrument.analysis.reading.records.engine_fields import count
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, iter_records
 from sglang_instrument.analysis.answers.join import with_step
-from sglang_instrument.analysis.reading.engine_records import count
+from sglang_instrument.analysis.reading.records.engine_fields import count
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:

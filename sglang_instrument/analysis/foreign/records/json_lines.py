@@ -9,8 +9,8 @@ import msgspec
 
 from sglang_instrument.analysis.foreign.records.rows import ForeignLog
 from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
-from sglang_instrument.analysis.reading.decoding import decode_lines, fitting
-from sglang_instrument.analysis.reading.lines import Rejects
+from sglang_instrument.analysis.reading.records.decoding import decode_lines, fitting
+from sglang_instrument.analysis.reading.records.lines import Rejects
 from sglang_instrument.errors import LogError
 
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)

@@ -8,8 +8,8 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.reading.columns import COLUMNS
-from sglang_instrument.analysis.reading.decoding import printable
-from sglang_instrument.analysis.reading.lines import Rejects
+from sglang_instrument.analysis.reading.records.decoding import printable
+from sglang_instrument.analysis.reading.records.lines import Rejects
 from sglang_instrument.schema import kind_of
 
 #: What every reader says of the requests that it made of records without steps.

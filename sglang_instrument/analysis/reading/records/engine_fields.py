@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from sglang_instrument.analysis.reading.decoding import decode_lines
+from sglang_instrument.analysis.reading.records.decoding import decode_lines
 from sglang_instrument.schema import LOG_OPENED
 
 #: Prefix of SGLang's own health checks; no caller waits for these.

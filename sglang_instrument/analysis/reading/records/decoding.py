@@ -1,5 +1,7 @@
 """Decode lines of JSON into Structs: all at once, and one by one where a line is no record."""
 
+import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -56,3 +58,26 @@ def fitting(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any
 def printable(value: Any) -> Any:
     """Return text without lone surrogates, which a column cannot hold; anything else as it is."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def loaded(raw: bytes) -> Any:
+    """Return the value of a text that is JSON, or nearly: None for NaN and infinities; None if it is not.
+
+    The reference's class writes NaN and lone surrogates, which are not valid JSON.
+    """
+    try:
+        return json.loads(raw.decode("utf-8", "replace"), parse_constant=lambda _: None, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _finite(digits: str) -> float | None:
+    return number if math.isfinite(number := float(digits)) else None
+
+
+def as_text(value: Any) -> str:
+    """Return a value as JSON; lone surrogates are replaced, and what is nested too deep is left out."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+    except RecursionError:
+        return "null"

@@ -1,0 +1,173 @@
+"""Decode fields of `extra`: the ones that are asked for, of the lines whose fields are of use."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sglang_instrument.analysis.reading.records.decoding import fitting, loaded
+from sglang_instrument.analysis.reading.records.lines import Integer, Rejects, Seconds
+
+_INVALID: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Fields(Struct, gc=False, omit_defaults=True):
+    """Fields of `extra`, with their types. Subclasses name them; each has a default: it may be missing."""
+
+
+_Kind = TypeVar("_Kind", bound=Fields)
+
+
+class RequestIds(Fields, gc=False, omit_defaults=True):
+    """Which request and turn a record is about."""
+
+    request_id: str | Integer | None = None
+    turn: Integer | None = None
+
+
+class ColumnFields(Fields, gc=False, omit_defaults=True):
+    """The fields that have a column in the table of records."""
+
+    request_id: str | Integer | None = None
+    turn: Integer | None = None
+    turns: Integer | None = None
+    finish_reason: str | None = None
+    response_length: Integer | None = None
+    # An integer in a request, a list in `step_response_length_stats`.
+    actual_response_tokens: Integer | list[Any] | None = None
+    generated_tokens: Integer | None = None
+    completion_tokens: Integer | None = None
+    reward: float | None = None
+    tool: str | None = None
+    # the weights that made a reply, a number or a label, and the prompt's group
+    weight_version: Any = None
+    first_weight_version: Any = None
+    group: Any = None
+    group_index: Any = None
+    sample: Any = None
+    resumed_tokens: Any = None
+    spec_verify_ct: Any = None
+
+
+class SampleFields(Fields, gc=False, omit_defaults=True):
+    """The fields of samples that were taken for training or thrown away."""
+
+    samples: Any = None
+    groups: Any = None
+    group: Any = None
+    group_index: Any = None
+    weight_version: Any = None
+    max_staleness: Any = None
+    reason: Any = None
+    tokens: Any = None
+    count: Any = None
+    kept: Any = None
+
+
+class ControlFields(Fields, gc=False, omit_defaults=True):
+    """The fields of control records, and of a blocked event loop."""
+
+    log_version: Integer | None = None
+    run_id: str | None = None
+    launch: Any = None
+    launcher: Any = None
+    rank: Any = None
+    step_bound: bool | None = None
+    pid: Integer | None = None
+    host: str | None = None
+    wall_ns: Integer | None = None
+    perf_ns: Integer | None = None
+    written: Integer | None = None
+    dropped: Integer | None = None
+    sampled_out: Integer | None = None
+    # of open_spans, and of open_now: there `open` and `requests` are counts by event
+    spans: list[Any] | None = None
+    open: Any = None
+    requests: Any = None
+    phases: Any = None
+    oldest: Any = None
+    uncounted: Any = None
+    # of a blocked event loop, and of one that is still blocked
+    samples: Any = None
+    stack: list[Any] | None = None
+    place: str | None = None
+    in_span: str | None = None
+    age_sec: Seconds | None = None
+    request_id: str | Integer | None = None
+    tool: str | None = None
+
+
+class OpenSpan(Struct, gc=False):
+    """The fields of an open span in an `open_spans` record that the analysis uses."""
+
+    event: str
+    age_sec: Annotated[float, Meta(ge=0, lt=2**62)]
+    request_id: str | Integer | None = None
+    turn: Integer | None = None
+    tool: str | None = None
+    place: str | None = None
+    stack: list[str] | None = None
+
+
+def all_typed(extras: Sequence[msgspec.Raw], kind: type[_Kind]) -> list[_Kind]:
+    """Return the fields of each `extra`. A field that is missing, or of another type, has its default."""
+    try:
+        found = _decoder(kind).decode_lines(b"\n".join(extras))
+    except _INVALID:
+        return [typed(extra, kind) for extra in extras]
+    return [kind() if fields is None else fields for fields in found] if None in found else found
+
+
+def typed(extra: msgspec.Raw, kind: type[_Kind]) -> _Kind:
+    """Return the fields of one `extra`, as `all_typed` does."""
+    try:
+        found: _Kind | None = _decoder(kind).decode(extra)
+    except _INVALID:
+        fields = loaded(bytes(extra))
+        return kind(**fitting(kind, fields)) if isinstance(fields, dict) else kind()
+    return kind() if found is None else found
+
+
+@cache
+def _decoder(kind: type[_Kind]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind | None)
+
+
+def is_object(extra: msgspec.Raw) -> bool:
+    """Return whether it holds fields at all."""
+    return bytes(extra).startswith(b"{")
+
+
+_REWARD: Final = b'"reward"'
+
+
+class _Reward(Fields, gc=False, omit_defaults=True):
+    reward: float | None = None
+
+
+def where_rewards(extras: Sequence[msgspec.Raw]) -> list[int]:
+    """Return the numbers of those `extra` that hold a reward."""
+    if _REWARD not in b"\n".join(extras):
+        return []
+    marked = [number for number, extra in enumerate(extras) if _REWARD in bytes(extra)]
+    fields = all_typed([extras[number] for number in marked], _Reward)
+    return [number for number, has in zip(marked, fields, strict=True) if has.reward is not None]
+
+
+def drop_invalid_spans(fields: ControlFields, rejects: Rejects) -> None:
+    """Remove from a report of open spans the entries that no watchdog wrote."""
+    spans = fields.spans or []
+    valid_spans = [span for span in spans if _fits(span, OpenSpan)]
+    if len(valid_spans) < len(spans):
+        rejects.foreign += 1
+    fields.spans = valid_spans
+
+
+def _fits(value: Any, type_: Any) -> bool:
+    try:
+        msgspec.convert(value, type_)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""Decode the lines of a log, ours or the reference's, complete or torn.
+
+Keys of a line are typed. `extra` stays as it stands: `fields.typed` decodes the fields that are asked for, of
+those lines whose fields are of use.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sglang_instrument.analysis.reading.records.decoding import as_text, decode_lines, fitting, loaded
+
+# Columns hold 64 bits; a line with a larger number is decoded leniently and loses only that field.
+Integer = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+Seconds = Annotated[float, Meta(ge=0, le=2**42)]  # microseconds fit into 64 bits, too
+
+
+#: `extra` of a line that has none.
+NO_EXTRA: Final = msgspec.Raw(b"null")
+
+
+class Line(Struct, gc=False):
+    """One record of a file; `extra` is JSON."""
+
+    timestamp: str
+    event: str
+    duration_sec: Seconds | None = None
+    extra: msgspec.Raw = NO_EXTRA
+    workid: Integer | None = None
+    step: Integer | None = None
+    start_us: Integer | None = None
+    task: Integer | None = None
+    spawned_by: Integer | None = None
+    active_sec: Seconds | None = None
+    device_sec: Seconds | None = None
+    error: str | None = None
+    validate: bool | None = None
+    phase: str | None = None
+
+
+@dataclass
+class Rejects:
+    """Counts of lines that are no records: torn ones begin like one and end early, foreign ones do not."""
+
+    torn: int = 0
+    foreign: int = 0
+
+
+class WholeLine(Line, gc=False, forbid_unknown_fields=True):
+    """One record with all of its keys.
+
+    Attributes:
+        others: A JSON object of keys that `Line` lacks, and of those whose values have another type than
+            there; None if there are none.
+    """
+
+    # The name is that of no key: `_decode_leniently` sets it.
+    others: str | None = msgspec.field(default=None, name="sglang_instrument.others")
+
+
+class _OnlyExtra(Struct, gc=False):
+    extra: msgspec.Raw = NO_EXTRA
+
+
+_LINE: Final = msgspec.json.Decoder(Line)
+_WHOLE: Final = msgspec.json.Decoder(WholeLine)
+_ONLY_EXTRA: Final = msgspec.json.Decoder(_OnlyExtra)
+_KEYS: Final = frozenset(Line.__struct_fields__)
+
+
+def decode(chunk: bytes, rejects: Rejects) -> list[Line]:
+    """Decode complete lines; count those that are not records in `rejects`."""
+    return decode_lines(_LINE, chunk, lambda raw: _decode_leniently(raw, rejects))
+
+
+def decode_whole(chunk: bytes, rejects: Rejects) -> list[WholeLine]:
+    """Decode complete lines as `decode` does, with the keys that a `Line` cannot hold."""
+    return decode_lines(_WHOLE, chunk, lambda raw: _decode_leniently(raw, rejects))
+
+
+def _decode_leniently(raw: bytes, rejects: Rejects) -> WholeLine | None:
+    """Decode a record with values that are no JSON or of another type, or with keys of nobody we know."""
+    fields = loaded(raw)
+    if fields is None and raw.lstrip().startswith(b'{"'):
+        rejects.torn += 1
+        return None
+    if not _is_record(fields):
+        rejects.foreign += 1
+        return None
+    extra = _extra_of(raw, fields.pop("extra", None))
+    line = WholeLine(**fitting(Line, fields), extra=extra)
+    # A value that its key could not take is None in the line.
+    left = {
+        key: value
+        for key, value in fields.items()
+        if value is not None and (key not in _KEYS or getattr(line, key) is None)
+    }
+    line.others = as_text(left) if left else None
+    return line
+
+
+def _is_record(fields: Any) -> bool:
+    return isinstance(fields, dict) and all(
+        isinstance(fields.get(key), str) for key in ("event", "timestamp")
+    )
+
+
+def _extra_of(raw: bytes, extra: Any) -> msgspec.Raw:
+    """Return `extra` of a line: as it stands, if the line is JSON."""
+    try:
+        return _ONLY_EXTRA.decode(raw).extra
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return NO_EXTRA if extra is None else msgspec.Raw(as_text(extra).encode())
