@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.records.fields import RequestIds
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.analysis.run.opening import Run
 
@@ -15,11 +14,9 @@ from sglang_instrument.analysis.run.opening import Run
 _NAMES: Final = ("cached_tokens", "queue_time", "weight_version", "group_index")
 
 
-class _Fields(msgspec.Struct, gc=False):
-    """Fields of `extra`; a trainer may put anything there."""
+class _ReportedCall(RequestIds, gc=False):
+    """What a call, or a filter of groups, logs; a trainer may put anything there."""
 
-    run_id: Any = None
-    request_id: Any = None
     group_index: Any = None
     kept: Any = None
     prompt_tokens: Any = None
@@ -27,14 +24,6 @@ class _Fields(msgspec.Struct, gc=False):
     queue_time: Any = None
     e2e_latency: Any = None
     weight_version: Any = None
-
-
-class _Line(msgspec.Struct, gc=False):
-    event: str = ""
-    extra: _Fields | None = None
-
-
-_LINES: Final = msgspec.json.Decoder(_Line)
 
 
 @dataclass
@@ -71,10 +60,7 @@ def reported(run: Run, files: Sequence[File]) -> Reported:
     found = Reported()
     groups: dict[Any, set[str]] = defaultdict(set)
     dropped: set[Any] = set()
-    for _, line in newest_records(run, files, _NAMES, _LINES):
-        if line.extra is None:
-            continue
-        fields = line.extra
+    for _, _, fields in newest_records(run, files, _ReportedCall, keys=_NAMES):
         _add_call(found, fields)
         group = fields.group_index
         if isinstance(group, int) and fields.request_id is not None:
@@ -87,7 +73,7 @@ def reported(run: Run, files: Sequence[File]) -> Reported:
     return found
 
 
-def _add_call(found: Reported, fields: _Fields) -> None:
+def _add_call(found: Reported, fields: _ReportedCall) -> None:
     prompt, cached = _number(fields.prompt_tokens), _number(fields.cached_tokens)
     if prompt is not None and cached is not None:
         found.prompt_tokens += int(prompt)

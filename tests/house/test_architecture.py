@@ -30,10 +30,10 @@ WORDS = {
 FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables", "recording.safety"}
-RUN = {
+READING = {"analysis.reading", "analysis.reading.records"}
+RUN = READING | {
     "words",
     "safe_files",
-    "analysis.reading",
     "analysis.timing",
     "analysis.digests",
     "analysis.executors",
@@ -91,15 +91,17 @@ MAY_IMPORT = {
     },
     "facade": MEASURE
     | {"recording", "patching.decorating", "patching.probes", "profilers", "startup", "package"},
-    "analysis.reading": {"words"},
+    "analysis.reading.records": {"words"},
+    "analysis.reading": {"words", "analysis.reading.records"},
     "analysis.timing": {"words"},
     "analysis.digests": {"words", "safe_files", "analysis.reading", "analysis.timing"},
     "analysis.store": {"words", "safe_files", "analysis.reading", "analysis.timing", "analysis.digests"},
     "analysis.executors": {"words", "safe_files", "analysis.reading", "collect", "package"},
     "analysis.foreign.stores": {"words"},
-    "analysis.foreign.records": {"words", "analysis.reading"},
-    "analysis.foreign.sglang": {"words", "analysis.reading", "analysis.foreign.records"},
-    "analysis.foreign": {"words", "analysis.reading", "analysis.executors"}
+    "analysis.foreign.records": READING | {"words"},
+    "analysis.foreign.sglang": READING | {"words", "analysis.foreign.records"},
+    "analysis.foreign": READING
+    | {"words", "analysis.executors"}
     | {"analysis.foreign.stores", "analysis.foreign.records", "analysis.foreign.sglang"},
     "analysis.run": RUN | {"analysis.foreign"},
     "analysis.settings": {"words", "analysis.reading"},
@@ -127,15 +129,15 @@ MAY_IMPORT = {
     | {"analysis.dataset", "analysis.long_runs", "analysis.tables"}
     | {"package", "report.figures", "report.html"},
     "collect": {"words", "safe_files"},
-    "live.counting": {"words", "analysis.reading"},
+    "live.counting": READING | {"words"},
     "live.forecasting": {"words"},
     "live.outside": {"words"},
     "live.problems": {"words", "live.counting", "live.outside"},
     "live": ANSWERS | {"live.counting", "live.forecasting", "live.outside", "live.problems"},
     "live.serving": {"words", "safe_files", "analysis.answers", "live"},
-    "live.terminal": {"words", "analysis.reading", "live", "live.counting"},
+    "live.terminal": READING | {"words", "live", "live.counting"},
     "traces": {"words"},
-    "report": {"words", "analysis.ledger", "analysis.reading"},
+    "report": READING | {"words", "analysis.ledger"},
     "report.figures": ANSWERS | {"report"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},

@@ -1,14 +1,14 @@
 """Show what the engine reported of each call of a request: time in the queue, in prefill and in decode."""
 
-from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-import msgspec
 import polars as pl
 
+from sglang_instrument.analysis.reading.records.fields import RequestIds
+from sglang_instrument.analysis.reading.records.lines import Integer, Line
+from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.analysis.run.opening import Run
 
-_HAS_META_INFO: Final = b'"e2e_latency"'
 _NOT_STREAMED: Final = 0.99  # first token this late in the reply: it came with the last one
 _SCHEMA: Final[dict[str, Any]] = {
     "event": pl.String,
@@ -26,6 +26,18 @@ _SCHEMA: Final[dict[str, Any]] = {
 }
 
 
+class _MetaInfo(RequestIds, gc=False):
+    """What SGLang's `meta_info` says of a call."""
+
+    queue_time: float | None = None
+    first_token_latency: float | None = None
+    e2e_latency: float | None = None
+    prompt_tokens: Integer | None = None
+    cached_tokens: Integer | None = None
+    completion_tokens: Integer | None = None
+    retractions: Integer | None = None
+
+
 def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
     """Return one row per engine call whose times the engine reported (`meta_info`), by their ends.
 
@@ -39,56 +51,35 @@ def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
         and after it, for streamed replies; outside_sec: the caller's duration minus the engine's latency;
         prompt_tokens, cached_tokens, completion_tokens; retractions. Null where the engine did not report it.
     """
-    run.demand_log()
     place = {"step": row["step"], "worker": row["worker"], "validate": row["validate"]}
-    calls = []
+    run.demand_log()
     run.demand_records(**place)
-    for file in run.files_of(**place):
-        calls += [_call(line) for line in _lines(run.read_lines(file), str(row["request_id"]).encode())]
+    calls = [
+        _call(line, fields)
+        for _, line, fields in newest_records(run, run.files_of(**place), _MetaInfo, keys=("e2e_latency",))
+        if fields.e2e_latency is not None and str(fields.request_id) == str(row["request_id"])
+    ]
     return pl.DataFrame(calls, schema=_SCHEMA, strict=False)
 
 
-def _lines(chunks: Iterable[bytes], request_id: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the records of a request that hold the engine's latency; other lines are not decoded."""
-    for chunk in chunks:
-        if request_id not in chunk:
-            continue
-        for raw in chunk.split(b"\n"):
-            if _HAS_META_INFO in raw and request_id in raw:
-                try:
-                    line = msgspec.json.decode(raw)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    continue
-                if isinstance(line, dict) and isinstance(line.get("extra"), dict):
-                    yield line
-
-
-def _call(line: dict[str, Any]) -> dict[str, Any]:
-    reported = line["extra"]
-    queue, first, latency = (
-        _number(reported.get(key)) for key in ("queue_time", "first_token_latency", "e2e_latency")
-    )
-    duration = _number(line.get("duration_sec"))
+def _call(line: Line, reported: _MetaInfo) -> dict[str, Any]:
+    queue, first, latency = reported.queue_time, reported.first_token_latency, reported.e2e_latency
     if first is not None and latency is not None and first > _NOT_STREAMED * latency:
         first = None  # the first token of a reply that is not streamed arrives with the last
     return {
-        "event": line.get("event"),
-        "turn": reported.get("turn"),
-        "duration_sec": duration,
+        "event": line.event,
+        "turn": reported.turn,
+        "duration_sec": line.duration_sec,
         "queue_sec": queue,
         "running_sec": _less(latency, queue),
         "prefill_sec": _less(first, queue),
         "decode_sec": _less(latency, first),
-        "outside_sec": _less(duration, latency),
-        **{
-            key: reported.get(key)
-            for key in ("prompt_tokens", "cached_tokens", "completion_tokens", "retractions")
-        },
+        "outside_sec": _less(line.duration_sec, latency),
+        "prompt_tokens": reported.prompt_tokens,
+        "cached_tokens": reported.cached_tokens,
+        "completion_tokens": reported.completion_tokens,
+        "retractions": reported.retractions,
     }
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _less(whole: float | None, part: float | None) -> float | None:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.file_sources import key_of
-from sglang_instrument.analysis.reading.files import newest_run_filter
-from sglang_instrument.analysis.reading.records.engine_fields import HEALTH_CHECK as HEALTH_CHECK
-from sglang_instrument.analysis.reading.records.engine_fields import LINES, number, tokens_of
-from sglang_instrument.analysis.reading.records.engine_fields import Fields as Fields
-from sglang_instrument.analysis.reading.records.engine_fields import Record as Record
-from sglang_instrument.analysis.reading.records.engine_fields import records_in as records_in
-from sglang_instrument.analysis.reading.records.engine_fields import rids_of as rids_of
+from sglang_instrument.analysis.reading.records.engine_fields import (
+    EngineFields,
+    number,
+    rids_of,
+    tokens_of,
+)
 from sglang_instrument.analysis.run.cached_tables import cached_table
-from sglang_instrument.schema import LOG_OPENED
+from sglang_instrument.analysis.run.newest_records import newest_records
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
+    from sglang_instrument.analysis.reading.records.lines import Line
     from sglang_instrument.analysis.run.opening import Run
 
 _SCHEMA: Final[dict[str, Any]] = {
@@ -44,35 +43,21 @@ _SCHEMA: Final[dict[str, Any]] = {
 
 
 def iter_records(
-    run: Run, files: Sequence[File], events: Sequence[str] = ()
-) -> Iterator[tuple[File, Record]]:
-    """Yield the records of some files that have a start and fields, of newest runs only.
+    run: Run, files: Sequence[File], events: Collection[str] = (), keys: Collection[str] = ()
+) -> Iterator[tuple[File, Line, EngineFields]]:
+    """Yield records that have a start, of newest runs; of files that `prune` deleted, the calls that it kept.
 
     Args:
         run: The run.
         files: Files of it.
-        events: Only records of these events, or with these keys; other lines are not decoded.
+        events: Which records, as in `newest_records`.
+        keys: The same.
     """
-    run.demand_log()
-    counts = newest_run_filter(run.files)
-    files = [file for file in files if not events or file.may_hold(events)]
-    for file, records in _logged(run, files, (LOG_OPENED, *events) if events else ()):
-        for run_id, record in records:
-            if counts(file, run_id):
-                yield file, record
-
-
-def _logged(
-    run: Run, files: Sequence[File], names: Sequence[str]
-) -> Iterator[tuple[File, Iterator[tuple[str | None, Record]]]]:
-    """Yield each file with its records; of a pruned one, those that `prune` kept."""
-    there = run.read_marked([file for file in files if file.pruned_us is None], names)
-    for file in files:
-        if file.pruned_us is None:
-            yield file, records_in(next(there)[1])
-        else:
-            kept = run.kept_calls.get(key_of(file), ())
-            yield file, ((run_id, LINES.decode(record)) for run_id, record in kept)
+    for file, line, fields in newest_records(
+        run, files, EngineFields, events=events, keys=keys, with_kept=True
+    ):
+        if line.start_us is not None:
+            yield file, line, fields
 
 
 @dataclass
@@ -206,20 +191,22 @@ def _read_requests(run: Run, files: Sequence[File] | None, ahead_us: Mapping[str
 
 
 def _collect(
-    requests: dict[str, _EngineRequest], records: Iterator[tuple[File, Record]], ahead_us: Mapping[str, int]
+    requests: dict[str, _EngineRequest],
+    records: Iterator[tuple[File, Line, EngineFields]],
+    ahead_us: Mapping[str, int],
 ) -> None:
     """Add what records say of requests."""
-    for file, record in records:
-        handler = _HANDLERS.get(record.event)
+    for file, line, fields in records:
+        handler = _HANDLERS.get(line.event)
         if handler is None:
             continue
         name = file.place.stem if file.place else ""
-        record.start_us = (record.start_us or 0) - ahead_us.get(name, 0)
-        for rid in rids_of(record):
+        line.start_us = (line.start_us or 0) - ahead_us.get(name, 0)
+        for rid in rids_of(fields):
             request = requests.get(rid)
             if request is None:
                 request = requests[rid] = _EngineRequest(rid)
-            handler(request, record, name)
+            handler(request, line, fields, name)
 
 
 def _lacks_ends(requests: Mapping[str, _EngineRequest]) -> bool:
@@ -245,47 +232,47 @@ def engine_files(run: Run) -> list[File]:
     return [file for file in run.files if file.place is not None and file.place.folder == "engine"]
 
 
-def _on_request(request: _EngineRequest, record: Record, name: str) -> None:
-    if record.event == "server_generate" and request.called is not None:
+def _on_request(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
+    if line.event == "server_generate" and request.called is not None:
         return  # verl's server around the engine; the engine in it logged the same request
-    request.server, request.called, request.answered = name, record.start_us, record.end_us
-    if record.extra is not None and isinstance(record.extra.rid, str):  # a list has only the last one's count
-        request.completion_tokens = number(record.extra.completion_tokens)
-        request.cached_tokens = number(record.extra.cached_tokens)
-        reason = record.extra.finish_reason
+    request.server, request.called, request.answered = name, line.start_us, line.end_us
+    if isinstance(fields.rid, str):  # a list has only the last one's count
+        request.completion_tokens = number(fields.completion_tokens)
+        request.cached_tokens = number(fields.cached_tokens)
+        reason = fields.finish_reason
         request.finish_reason = reason if isinstance(reason, str) else request.finish_reason
         if request.prompt_tokens is None:
-            request.prompt_tokens = number(record.extra.prompt_tokens)
+            request.prompt_tokens = number(fields.prompt_tokens)
 
 
-def _on_tokenize(request: _EngineRequest, record: Record, name: str) -> None:
-    request.server, request.tokenize_sec = name, record.duration_sec
+def _on_tokenize(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
+    request.server, request.tokenize_sec = name, line.duration_sec
 
 
-def _on_receive(request: _EngineRequest, record: Record, name: str) -> None:
+def _on_receive(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
     if request.arrived is None:  # later pipeline stages log it again
-        request.scheduler, request.arrived = name, record.start_us
-        request.prompt_tokens = number(getattr(record.extra, "prompt_tokens", None))
+        request.scheduler, request.arrived = name, line.start_us
+        request.prompt_tokens = number(fields.prompt_tokens)
 
 
-def _on_transition(request: _EngineRequest, record: Record, name: str) -> None:
-    what = _TRANSITIONS[record.event]
-    at = record.end_us if what == "first" else record.start_us or 0
+def _on_transition(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
+    what = _TRANSITIONS[line.event]
+    at = line.end_us if what == "first" else line.start_us or 0
     if request.scheduler in (None, name):
         request.transitions.append((at, what))
-        tokens = tokens_of(request.rid, record) if what == "retract" else None
+        tokens = tokens_of(request.rid, fields) if what == "retract" else None
         if tokens is not None:
             request.retracted_tokens = (request.retracted_tokens or 0) + tokens
 
 
-def _on_abort(request: _EngineRequest, record: Record, name: str) -> None:
+def _on_abort(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
     if request.finish_reason is None and request.scheduler in (None, name):
-        request.finish_reason, request.aborted_at_tokens = "abort", tokens_of(request.rid, record)
+        request.finish_reason, request.aborted_at_tokens = "abort", tokens_of(request.rid, fields)
 
 
-def _on_detokenize(request: _EngineRequest, record: Record, name: str) -> None:
+def _on_detokenize(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
     # Older logs name all requests of a batch in which one ends: the last batch has this request's own end.
-    request.detokenized = max(record.end_us, request.detokenized or 0)
+    request.detokenized = max(line.end_us, request.detokenized or 0)
 
 
 _HANDLERS: Final = {

@@ -93,22 +93,21 @@ def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
         return _stored_callers(run, files)
     rows = [
         {
-            "rid": record.extra.rid,
+            "rid": fields.rid,
             "step": file.place.step,
             "validate": file.place.validate,
             "worker": file.place.worker,
-            "request_id": str(record.extra.request_id),
-            "turn": record.extra.turn,
-            "event": record.event,
-            "called_us": record.start_us,
-            "call_sec": record.duration_sec,
+            "request_id": str(fields.request_id),
+            "turn": fields.turn,
+            "event": line.event,
+            "called_us": line.start_us,
+            "call_sec": line.duration_sec,
         }
-        for file, record in iter_records(run, files, ("rid",))
+        for file, line, fields in iter_records(run, files, keys=("rid",))
         if file.place is not None
-        and record.extra is not None
-        and isinstance(record.extra.rid, str)
-        and record.extra.request_id is not None
-        and record.duration_sec is not None
+        and isinstance(fields.rid, str)
+        and fields.request_id is not None
+        and line.duration_sec is not None
     ]
     table = pl.DataFrame(rows, schema=_CALLS, strict=False)
     return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import Record, iter_records, rids_of
+from sglang_instrument.analysis.answers.engine_requests import iter_records
 from sglang_instrument.analysis.reading.files import controls_of
+from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, rids_of
+from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.schema import EVENTS, LOG_OPENED
@@ -82,9 +84,9 @@ def _read_round_trips(run: Run) -> pl.DataFrame:
         return pl.DataFrame(schema=_PAIRS)
     calls = _calls(run, [file for place, file in whole if place.folder != "engine"])
     pairs: dict[tuple[str, str], _Bounds] = {}
-    for file, record in iter_records(run, own):
-        start, end = record.start_us or 0, _sure_end(record)
-        for rid in rids_of(record) if record.event in EVENTS else ():
+    for file, line, fields in iter_records(run, own):
+        start, end = line.start_us or 0, _sure_end(line, fields)
+        for rid in rids_of(fields) if line.event in EVENTS else ():
             call = calls.get(rid)
             if call is None or call.doubtful:
                 continue
@@ -100,12 +102,12 @@ def _read_round_trips(run: Run) -> pl.DataFrame:
 def _calls(run: Run, files: list[File]) -> dict[str, _Call]:
     """Return the call of each `rid`."""
     calls: dict[str, _Call] = {}
-    for file, record in iter_records(run, files, ("rid",)):
-        if record.extra is None or not isinstance(record.extra.rid, str) or record.duration_sec is None:
+    for file, line, fields in iter_records(run, files, keys=("rid",)):
+        if not isinstance(fields.rid, str) or line.duration_sec is None:
             continue
-        here = _Call(_name(file), record.start_us or 0, record.end_us, record.error is not None)
-        before = calls.get(record.extra.rid)
-        calls[record.extra.rid] = here if before is None else _outer(before, here)
+        call = _Call(_name(file), line.start_us or 0, line.end_us, line.error is not None)
+        before = calls.get(fields.rid)
+        calls[fields.rid] = call if before is None else _outer(before, call)
     return calls
 
 
@@ -116,14 +118,14 @@ def _outer(one: _Call, other: _Call) -> _Call:
     return _Call(outer.process, outer.start, outer.end, one.doubtful or other.doubtful or not around)
 
 
-def _sure_end(record: Record) -> int:
+def _sure_end(line: Line, fields: EngineFields) -> int:
     """Return up to when a record certainly lies within the call.
 
     Of a record about a batch, only the start does: the batch may go on after this request's answer was sent.
     The same holds for an aborted request.
     """
-    whole = record.extra is not None and isinstance(record.extra.rid, str) and record.error is None
-    return record.end_us if whole and record.event != _OPEN_ENDED else record.start_us or 0
+    whole = isinstance(fields.rid, str) and line.error is None
+    return line.end_us if whole and line.event != _OPEN_ENDED else line.start_us or 0
 
 
 def _row(pair: tuple[str, str], bounds: _Bounds, clocks: dict[str, int]) -> dict[str, Any]:

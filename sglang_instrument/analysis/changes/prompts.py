@@ -7,10 +7,10 @@ skips.
 """
 
 from collections import defaultdict
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
+from sglang_instrument.analysis.reading.records.fields import RequestIds
+from sglang_instrument.analysis.reading.records.lines import Integer
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.analysis.run.opening import Run
 
@@ -18,20 +18,10 @@ _LENGTHS: Final = ("initial_prompt_length", "prompt_length", "prompt_tokens")
 _FEWEST_LENGTHS: Final = 4  # with fewer different ones, other prompts have the same lengths by chance
 
 
-class _Fields(msgspec.Struct, gc=False):
-    run_id: Any = None
-    request_id: Any = None
-    initial_prompt_length: Any = None
-    prompt_length: Any = None
-    prompt_tokens: Any = None
-
-
-class _Line(msgspec.Struct, gc=False):
-    event: str
-    extra: _Fields | None = None
-
-
-_LINES: Final = msgspec.json.Decoder(_Line)
+class _Lengths(RequestIds, gc=False):
+    initial_prompt_length: Integer | None = None
+    prompt_length: Integer | None = None
+    prompt_tokens: Integer | None = None
 
 
 def same_prompts(one: Run, other: Run, steps: list[int]) -> bool:
@@ -49,17 +39,11 @@ def same_prompts(one: Run, other: Run, steps: list[int]) -> bool:
 
 def _prompt_lengths(run: Run, step: int) -> list[int]:
     """Return the length of each request's prompt in a step, in order."""
-    run.demand_log()
     lengths: dict[str, int] = defaultdict(lambda: 2**62)
-    for _, line in newest_records(run, run.files_of(step=step, validate=False), _LENGTHS, _LINES):
-        fields = line.extra or _Fields()
+    files = run.files_of(step=step, validate=False)
+    for _, _, fields in newest_records(run, files, _Lengths, keys=_LENGTHS):
         name = str(fields.request_id)
-        for length in _lengths(fields):
-            # A later call of the request has a longer prompt: the conversation so far.
-            lengths[name] = min(lengths[name], length)
+        for length in (getattr(fields, key) for key in _LENGTHS):
+            if length is not None:  # a later call of the request has a longer prompt: the conversation so far
+                lengths[name] = min(lengths[name], length)
     return sorted(lengths.values())
-
-
-def _lengths(fields: _Fields) -> list[int]:
-    values = (getattr(fields, name) for name in _LENGTHS)
-    return [value for value in values if type(value) is int]

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.ledger.loop import Loop
 from sglang_instrument.analysis.ledger.loop_lanes import Lanes
+from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.analysis.run.opening import Run
 
@@ -19,20 +19,6 @@ _EVENTS: Final = (
     "memory_release",
     "memory_resume",
 )
-
-
-class _Extra(msgspec.Struct, gc=False):
-    run_id: str | None = None
-
-
-class _Line(msgspec.Struct, gc=False):
-    event: str
-    start_us: int | None = None
-    duration_sec: float | None = None
-    extra: _Extra | None = None
-
-
-_LINES: Final = msgspec.json.Decoder(_Line)
 _OUTSIDE: Final = {"event": pl.String, "start_us": pl.Int64, "end_us": pl.Int64}
 
 
@@ -56,7 +42,7 @@ def _outside(run: Run) -> pl.DataFrame:
     files = [one for one in files if one.place and one.place.worker == lowest]
     rows = [
         (line.event, line.start_us, line.start_us + round(line.duration_sec * 1e6))
-        for _, line in newest_records(run, files, _EVENTS, _LINES)
-        if line.event in _EVENTS and line.start_us is not None and line.duration_sec is not None
+        for _, line, _ in newest_records(run, files, Fields, events=_EVENTS)
+        if line.start_us is not None and line.duration_sec is not None
     ]
     return pl.DataFrame(rows, schema=_OUTSIDE, orient="row")

@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import Fields, records_in
 from sglang_instrument.analysis.answers.join import has_engine_logs
 from sglang_instrument.analysis.digests.file_sources import key_of, number_sources, only_files, renumber
 from sglang_instrument.analysis.digests.parquet import save_parquet
@@ -24,6 +23,8 @@ from sglang_instrument.analysis.digests.stored_digest import load_digest, save_d
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.long_runs.plan import Plan
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.records.engine_fields import EngineFields
+from sglang_instrument.analysis.reading.records.fields import records_in
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.pruned import CALLS, PATHS, PRUNED, pruned_folders
@@ -134,14 +135,14 @@ def _engine_calls(run: Run, files: Sequence[File]) -> pl.DataFrame:
     """Return the records that name requests of an engine, as `engine_requests.iter_records` needs them."""
     numbers, rows = number_sources(files), []
     for file, chunks in run.read_marked(files, (LOG_OPENED, "rid", "rids")):
-        for run_id, record in records_in(chunks):
+        for run_id, line, fields in records_in(chunks, EngineFields):
             source = numbers.get((*key_of(file), run_id))
-            if source is not None and record.extra is not None and _names_a_request(record.extra):
-                rows.append((source, msgspec.json.encode(record).decode()))
+            if source is not None and line.start_us is not None and _names_a_request(fields):
+                rows.append((source, msgspec.json.encode(line).decode("utf-8", "replace")))
     return pl.DataFrame(rows, schema={"source": pl.Int64, "record": pl.String}, orient="row")
 
 
-def _names_a_request(fields: Fields) -> bool:
+def _names_a_request(fields: EngineFields) -> bool:
     return fields.rid is not None or fields.rids is not None
 
 

@@ -1,7 +1,6 @@
 """Turn decoded lines into typed columns, chunk by chunk, while a chunk is still in the processor's cache."""
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timezone
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final
@@ -19,6 +18,7 @@ from sglang_instrument.analysis.reading.records.fields import (
 )
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS, facts_of, label_of, version_of
+from sglang_instrument.analysis.reading.times import with_times
 from sglang_instrument.schema import EVENTS, kind_of
 
 #: Columns of the table of records. Times are microseconds since the Unix epoch, on the clock of the
@@ -58,7 +58,6 @@ COLUMNS: Final[dict[str, Any]] = {
     "position": pl.Int64,
     "exact": pl.Boolean,
 }
-_OFFSET: Final = r"(Z|[+-]\d\d:?\d\d)$"
 
 
 #: Columns that a digest does not need.
@@ -247,7 +246,7 @@ class Columns:
             position: The number of the first line.
         """
         raw = self._raw_table(places)
-        table = _with_times(raw).with_columns(position=pl.int_range(position, position + len(raw)))
+        table = with_times(raw).with_columns(position=pl.int_range(position, position + len(raw)))
         return table.select(*self._wanted, "local")
 
     def _raw_table(self, places: Sequence[Place]) -> pl.DataFrame:
@@ -326,41 +325,3 @@ def response_tokens(fields: ColumnFields) -> int | None:
     if type(tokens) is not int:
         tokens = fields.generated_tokens if fields.completion_tokens is None else fields.completion_tokens
     return fields.response_length if tokens is None else tokens
-
-
-def _with_times(table: pl.DataFrame) -> pl.DataFrame:
-    """Add start and end, both rounded down, so that a span never starts before the previous one ends."""
-    span_us = (pl.col("duration_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
-    exact = pl.col("start_us").is_not_null()
-    if table["stamp"].null_count() == len(table):
-        return table.with_columns(end_us=pl.col("start_us") + span_us, exact=exact, local=pl.lit(False))
-    return table.with_columns(
-        stamp_us=_stamps_us(table["stamp"]),
-        local=pl.col("stamp").is_not_null() & ~pl.col("stamp").str.contains(_OFFSET),
-        exact=exact,
-    ).with_columns(
-        start_us=pl.coalesce("start_us", pl.col("stamp_us") - span_us),
-        end_us=pl.coalesce(pl.col("start_us") + span_us, "stamp_us"),
-    )
-
-
-def _stamps_us(stamps: pl.Series) -> pl.Series:
-    """Return timestamps as microseconds since the epoch; null where a timestamp is invalid."""
-    usual = stamps.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", time_unit="us", time_zone="UTC", strict=False)
-    found = usual.dt.epoch("us")
-    odd = found.is_null() & stamps.is_not_null()
-    if not odd.any():
-        return found
-    rows = odd.arg_true()
-    return found.scatter(rows, [epoch_us(stamp) for stamp in stamps.gather(rows)])
-
-
-def epoch_us(timestamp: str) -> int | None:
-    """Return a timestamp as microseconds since the epoch, None if invalid; no UTC offset counts as UTC."""
-    try:
-        moment = datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return round(moment.timestamp() * 1e6)

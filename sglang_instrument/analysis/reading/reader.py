@@ -10,7 +10,7 @@ import polars as pl
 from sglang_instrument.analysis.reading.all_fields import WholeColumns
 from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
 from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
-from sglang_instrument.analysis.reading.columns import Columns, epoch_us
+from sglang_instrument.analysis.reading.columns import Columns
 from sglang_instrument.analysis.reading.files import TRACKED, Control, File
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.last_open import LastReport
@@ -23,6 +23,7 @@ from sglang_instrument.analysis.reading.records.fields import (
 )
 from sglang_instrument.analysis.reading.records.lines import Line, Rejects, decode, decode_whole
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS
+from sglang_instrument.analysis.reading.times import epoch_us
 from sglang_instrument.errors import LogError
 from sglang_instrument.schema import CONTROL_EVENTS, EVENTS, LOG_OPENED, LOOP_BLOCK, OPEN_NOW, OPEN_SPANS
 

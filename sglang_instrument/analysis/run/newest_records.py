@@ -1,47 +1,57 @@
-"""Read records of the newest runs into a Struct of the caller's own, which names the fields that it needs."""
+"""Read records of the newest runs, with the fields of `extra` that an answer names."""
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import Any, Protocol, TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypeVar
 
-import msgspec
-
+from sglang_instrument.analysis.digests.file_sources import key_of
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
-from sglang_instrument.analysis.reading.records.decoding import decode_lines
+from sglang_instrument.analysis.reading.records.fields import Fields, records_in
+from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.schema import LOG_OPENED
 
-
-class _Record(Protocol):
-    @property
-    def event(self) -> str: ...
-
-    @property
-    def extra(self) -> Any: ...
-
-
-_Kind = TypeVar("_Kind", bound=_Record)
+_Kind = TypeVar("_Kind", bound=Fields)
 
 
 def newest_records(
-    run: Run, files: Sequence[File], names: Sequence[str], decoder: msgspec.json.Decoder[_Kind]
-) -> Iterator[tuple[File, _Kind]]:
-    """Yield records that hold one of some names in quotes, and perhaps others, each with its file.
-
-    Headers, torn and foreign lines, and files that `prune` deleted are left out.
+    run: Run,
+    files: Sequence[File],
+    kind: type[_Kind],
+    *,
+    events: Collection[str] = (),
+    keys: Collection[str] = (),
+    with_kept: bool = False,
+) -> Iterator[tuple[File, Line, _Kind]]:
+    """Yield records, each with its file and its fields; without headers, torn and foreign lines.
 
     Args:
         run: The run.
-        files: Files of it.
-        names: Events or keys.
-        decoder: Of a Struct with `event` and `extra`, and in `extra` the field `run_id`.
+        files: Files of it. Those that `prune` deleted are left out.
+        kind: The fields. One that is missing in a record, or of another type, has its default.
+        events: Only records of these events. Other lines are not decoded.
+        keys: Beside those, records that hold one of these keys, and perhaps some that hold them as a word.
+            Without events and keys, all records.
+        with_kept: Whether to yield the engine calls that `prune` kept of the files that it deleted.
     """
+    run.demand_log()
     counts = newest_run_filter(run.files)
-    there = [file for file in files if file.pruned_us is None]
-    for file, chunks in run.read_marked(there, (LOG_OPENED, *names)):
-        run_id = None
-        for record in chain.from_iterable(decode_lines(decoder, chunk) for chunk in chunks):
-            if record.event == LOG_OPENED:
-                run_id = None if record.extra is None else record.extra.run_id
-            elif counts(file, run_id):
-                yield file, record
+    names = (*events, *keys)
+    files = [file for file in files if file.place is not None and (not names or file.may_hold(names))]
+    logged = run.read_marked(
+        [file for file in files if file.pruned_us is None], (LOG_OPENED, *names) if names else ()
+    )
+    for file in files:
+        if file.pruned_us is None:
+            records = records_in(next(logged)[1], kind, () if keys else events)
+        else:
+            records = _kept_calls(run, file, kind) if with_kept else iter(())
+        for run_id, line, fields in records:
+            if counts(file, run_id):
+                yield file, line, fields
+
+
+def _kept_calls(run: Run, file: File, kind: type[_Kind]) -> Iterator[tuple[str | None, Line, _Kind]]:
+    for run_id, record in run.kept_calls.get(key_of(file), ()):
+        # Earlier versions kept no timestamp.
+        line = record if record.startswith('{"timestamp"') else f'{{"timestamp":"",{record[1:]}'
+        yield from records_in([line.encode()], kind, run_id=run_id)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from sglang_instrument.analysis.reading.columns import epoch_us, response_tokens
+from sglang_instrument.analysis.reading.columns import response_tokens
 from sglang_instrument.analysis.reading.last_open import place_of
 from sglang_instrument.analysis.reading.records.fields import ColumnFields, ControlFields
 from sglang_instrument.analysis.reading.records.lines import Line
+from sglang_instrument.analysis.reading.times import epoch_us
 from sglang_instrument.live.counting.engine_calls import MOVES
 from sglang_instrument.schema import LOOP_BLOCK, kind_of
 

@@ -13,7 +13,7 @@ from sglang_instrument.analysis.answers.engine_requests import cached_engine_req
 from sglang_instrument.analysis.digests.digest import KINDS
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.timing.nesting import nest
-from sglang_instrument.report.otlp.logged_fields import Fields, Servers, fields_of
+from sglang_instrument.report.otlp.logged_fields import CallFields, Servers, fields_of
 
 _PLACE: Final = ("worker", "step", "validate", "request_id")
 _COLUMNS: Final = (
@@ -163,25 +163,25 @@ def _tools(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in tools if row["span"] not in outer]
 
 
-def _fields(fields: Mapping[Any, Fields], row: dict[str, Any]) -> Fields:
-    return fields.get((row["worker"], row["request_id"], row["event"], row["start_us"]), Fields())
+def _fields(fields: Mapping[Any, CallFields], row: dict[str, Any]) -> CallFields:
+    return fields.get((row["worker"], row["request_id"], row["event"], row["start_us"]), CallFields())
 
 
 def _call(
-    row: dict[str, Any], inside: Sequence[dict[str, Any]], fields: Mapping[Any, Fields], servers: Servers
+    row: dict[str, Any], inside: Sequence[dict[str, Any]], fields: Mapping[Any, CallFields], servers: Servers
 ) -> ConversationPart:
     """Return an engine call; fields that it lacks are those of the spans inside it, or of the servers."""
     fields_of_spans = [_fields(fields, span) for span in (row, *inside)]
     part = _part(row, is_call=True)
     part.rid, part.server, part.traceparent = (
-        next((word for span_fields in fields_of_spans if (word := span_fields.word(name))), None)
+        next((word for span_fields in fields_of_spans if (word := getattr(span_fields, name))), None)
         for name in ("rid", "server", "traceparent")
     )
     part.traceparent = part.traceparent or servers.traceparent(part.rid)
     by_engine = servers.tokens(part.rid)
     part.prompt_tokens, part.cached_tokens = (
         next(
-            (number for span_fields in fields_of_spans if (number := span_fields.tokens(name)) is not None),
+            (number for span_fields in fields_of_spans if (number := getattr(span_fields, name)) is not None),
             known,
         )
         for name, known in zip(("prompt_tokens", "cached_tokens"), by_engine, strict=True)
@@ -226,11 +226,11 @@ class _StepRequests:
         conversation.parts.append(part)
         conversation.traceparent = conversation.traceparent or part.traceparent
 
-    def add_fields(self, row: dict[str, Any], fields: Fields) -> None:
+    def add_fields(self, row: dict[str, Any], fields: CallFields) -> None:
         """Add what the request's own record holds."""
         conversation = self._of(row)
-        conversation.agent = conversation.agent or fields.word("agent")
-        conversation.traceparent = conversation.traceparent or fields.word("traceparent")
+        conversation.agent = conversation.agent or fields.agent
+        conversation.traceparent = conversation.traceparent or fields.traceparent
 
     def add_reward(self, row: dict[str, Any]) -> None:
         """Add a reward that was given on the way, such as that of an interaction."""

@@ -3,65 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Final
 
-import msgspec
-from msgspec import Struct
+from msgspec import Meta
 
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_files
 from sglang_instrument.analysis.answers.join import has_engine_logs
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.records.fields import RequestIds
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.analysis.run.opening import Run
 
 _NAMES: Final = ("prompt_tokens", "cached_tokens", "rid", "server", "agent", "traceparent")
 
 
-class Fields(Struct, gc=False):
-    """Fields of a record; each may have any type, for anybody may have written the log."""
-
-    request_id: Any = None
-    run_id: Any = None
-    prompt_tokens: Any = None
-    cached_tokens: Any = None
-    rid: Any = None
-    server: Any = None
-    agent: Any = None
-    traceparent: Any = None
-
-    def tokens(self, name: str) -> int | None:
-        """Return a number of tokens, if that is what the field holds."""
-        value = getattr(self, name)
-        return value if type(value) is int and 0 <= value < 2**62 else None
-
-    def word(self, name: str) -> str | None:
-        """Return a field that is text."""
-        value = getattr(self, name)
-        return value if isinstance(value, str) and value else None
+_Tokens = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
-class _Line(Struct, gc=False):
-    event: str
-    start_us: Any = None
-    workid: Any = None
-    extra: Fields | None = None
+class CallFields(RequestIds, gc=False):
+    """Fields of a call or a request."""
+
+    prompt_tokens: _Tokens | None = None
+    cached_tokens: _Tokens | None = None
+    rid: str | None = None
+    server: str | None = None
+    agent: str | None = None
+    traceparent: str | None = None
 
 
-_LINES: Final = msgspec.json.Decoder(_Line)
 #: Worker, request, event and start: they tell the records of a step apart.
 Key = tuple[int, str, str, int]
 
 
-def fields_of(run: Run, files: Sequence[File]) -> dict[Key, Fields]:
+def fields_of(run: Run, files: Sequence[File]) -> dict[Key, CallFields]:
     """Return the fields of those records of some files that have any, of newest runs only."""
-    found: dict[Key, Fields] = {}
-    for file, line in newest_records(run, files, _NAMES, _LINES):
-        if line.extra is None or file.place is None or not isinstance(line.start_us, int):
-            continue
-        worker = line.workid if isinstance(line.workid, int) else file.place.worker
-        key = (worker, str(line.extra.request_id), line.event, line.start_us)
-        found.setdefault(key, line.extra)
-    return found
+    by_key: dict[Key, CallFields] = {}
+    for file, line, fields in newest_records(run, files, CallFields, keys=_NAMES):
+        if file.place is not None and line.start_us is not None:
+            worker = file.place.worker if line.workid is None else line.workid
+            by_key.setdefault((worker, str(fields.request_id), line.event, line.start_us), fields)
+    return by_key
 
 
 class Servers:
@@ -75,10 +56,9 @@ class Servers:
             return
         table = cached_engine_requests(run).select("rid", "prompt_tokens", "cached_tokens")
         self._tokens = {rid: (prompt, cached) for rid, prompt, cached in table.iter_rows()}
-        for _, line in newest_records(run, engine_files(run), ("traceparent",), _LINES):
-            rid, parent = (line.extra.word(name) if line.extra else None for name in ("rid", "traceparent"))
-            if rid is not None and parent is not None:
-                self._traceparents.setdefault(rid, parent)
+        for _, _, fields in newest_records(run, engine_files(run), CallFields, keys=("traceparent",)):
+            if fields.rid and fields.traceparent:
+                self._traceparents.setdefault(fields.rid, fields.traceparent)
 
     def tokens(self, rid: str | None) -> tuple[int | None, int | None]:
         """Return the tokens of the prompt, and those of them that the cache held."""

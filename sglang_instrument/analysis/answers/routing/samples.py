@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import engine_files, iter_records, rids_of
-from sglang_instrument.analysis.reading.records.engine_fields import count
+from sglang_instrument.analysis.answers.engine_requests import engine_files, iter_records
+from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count, rids_of
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.answers.engine_requests import Fields
     from sglang_instrument.analysis.run.opening import Run
 
 _ADMIT: Final = "scheduler_admit"
@@ -49,20 +48,20 @@ def logged_samples(run: Run) -> pl.DataFrame:
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
-    for _, record in iter_records(run, engine_files(run), (_ADMIT,)):
-        rids = rids_of(record) if record.event == _ADMIT else []
-        if rids and record.extra is not None:
-            held, used = _kv(record.extra)
+    for _, _, fields in iter_records(run, engine_files(run), events=(_ADMIT,)):
+        rids = rids_of(fields)
+        if rids:
+            held, used = _kv(fields)
             yield {
                 "rid": rids[0],
-                "waiting": count(record.extra.waiting),
-                "running": count(record.extra.running),
+                "waiting": count(fields.waiting),
+                "running": count(fields.running),
                 "kv_share": used,
                 "kv_held_share": held,
             }
 
 
-def _kv(fields: Fields) -> tuple[float | None, float | None]:
+def _kv(fields: EngineFields) -> tuple[float | None, float | None]:
     """Return the shares of the cache that running requests hold, and that are not free."""
     size, pages, page = (count(one) for one in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size))
     if not size or pages is None:
@@ -72,7 +71,7 @@ def _kv(fields: Fields) -> tuple[float | None, float | None]:
     return None if evictable is None else max(0, used - evictable) / size, used / size
 
 
-def _evictable(fields: Fields, free: int) -> int | None:
+def _evictable(fields: EngineFields, free: int) -> int | None:
     """Return how many tokens of the cache no running request uses."""
     if (logged := count(fields.kv_evictable)) is not None:
         return logged

@@ -9,11 +9,10 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, iter_records
 from sglang_instrument.analysis.answers.join import with_step
-from sglang_instrument.analysis.reading.records.engine_fields import count
+from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.answers.engine_requests import Fields
     from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.opening import Run
 
@@ -111,27 +110,24 @@ def _called(run: Run) -> pl.DataFrame:
 def _rows(run: Run, files: list[File]) -> Iterator[tuple[Any, ...]]:
     chosen: dict[tuple[Any, Any], str] = {}  # the server that was chosen last for a request, in this file
     before, place = None, None
-    for file, record in iter_records(run, files, ("rid", _CHOSEN)):
+    for file, line, fields in iter_records(run, files, events=(_CHOSEN,), keys=("rid",)):
         if file is not before:
             before, place = file, file.place
             chosen.clear()
-        fields = record.extra
-        if fields is None or place is None:
+        if place is None:
             continue
         key = (fields.request_id, fields.turn)
-        if record.event == _CHOSEN and isinstance(fields.server, str):
+        if line.event == _CHOSEN and isinstance(fields.server, str):
             chosen[key] = fields.server
-        elif (
-            isinstance(fields.rid, str) and fields.request_id is not None and record.duration_sec is not None
-        ):
+        elif isinstance(fields.rid, str) and fields.request_id is not None and line.duration_sec is not None:
             server = fields.server if isinstance(fields.server, str) else chosen.get(key)
             yield (
                 *(fields.rid, place.step, place.validate, place.worker, str(fields.request_id)),
-                *(count(fields.turn), server, record.start_us, record.duration_sec, *_reported(fields)),
+                *(count(fields.turn), server, line.start_us, line.duration_sec, *_reported(fields)),
             )
 
 
-def _reported(fields: Fields) -> tuple[float | int | None, ...]:
+def _reported(fields: EngineFields) -> tuple[float | int | None, ...]:
     """Return what the caller was told of a call: the columns `reported_...`."""
     written = fields.generated_tokens if fields.completion_tokens is None else fields.completion_tokens
     sizes = (fields.prompt_tokens, fields.cached_tokens, written, fields.retractions)

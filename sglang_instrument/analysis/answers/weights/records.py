@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import polars as pl
-from msgspec import Struct
 
+from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.newest_records import newest_records
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.folders import Place
+    from sglang_instrument.analysis.reading.records.lines import Line
     from sglang_instrument.analysis.run.opening import Run
 
 #: The part of an update that an event is, where its record does not say it.
@@ -43,47 +43,26 @@ _SPANS: Final[dict[str, Any]] = {
 }
 
 
-class Fields(Struct, gc=False):
+class WeightFields(Fields, gc=False):
     """The fields that tell of an update, or of a request."""
 
-    run_id: Any = None
-    part: Any = None
+    part: str | None = None
     server: Any = None
     weight_version: Any = None
     first_weight_version: Any = None
-    success: Any = None
-    mode: Any = None
-    how: Any = None
+    success: bool | None = None
+    mode: str | None = None
+    how: str | None = None
     rid: Any = None
-    rids: Any = None
-    nodes: Any = None
+    rids: list[Any] | None = None
+    nodes: list[Any] | None = None
     request_id: Any = None
     turn: Any = None
     prompt_tokens: Any = None
     cached_tokens: Any = None
     completion_tokens: Any = None
     generated_tokens: Any = None
-    finish_reason: Any = None
-
-
-class Record(Struct, gc=False):
-    """The keys of a record that these tables need."""
-
-    event: str
-    start_us: int | None = None
-    duration_sec: float | None = None
-    workid: Any = None
-    step: Any = None
-    extra: Fields | None = None
-    error: Any = None
-
-    @property
-    def end_us(self) -> int:
-        """When it ended."""
-        return (self.start_us or 0) + int((self.duration_sec or 0.0) * 1e6)
-
-
-_LINES: Final = msgspec.json.Decoder(Record)
+    finish_reason: str | None = None
 
 
 def weight_spans(run: Run) -> pl.DataFrame:
@@ -102,43 +81,37 @@ def weight_spans(run: Run) -> pl.DataFrame:
 
 
 def _read_spans(run: Run) -> pl.DataFrame:
-    read = records_of(run, PARTS)
-    rows = [row for place, record in read if (row := _row(place, record)) is not None]
+    rows = [row for record in records_of(run, PARTS) if (row := _row(*record)) is not None]
     return pl.DataFrame(rows, schema=_SPANS, strict=False).sort("start_us", "end_us", maintain_order=True)
 
 
-def records_of(run: Run, events: Collection[str]) -> Iterator[tuple[Place, Record]]:
+def records_of(run: Run, events: Collection[str]) -> Iterator[tuple[Place, Line, WeightFields]]:
     """Yield the records of these events that have a start, of newest runs, each with the place of its file.
 
     Torn and foreign lines are left out, and files that `prune` deleted.
     """
-    files = [file for file in run.files if file.place is not None and file.may_hold(events)]
-    for file, record in newest_records(run, files, tuple(events), _LINES):
-        if file.place is not None and record.event in events and record.start_us is not None:
-            yield file.place, record
+    for file, line, fields in newest_records(run, run.files, WeightFields, events=events):
+        if file.place is not None and line.start_us is not None:
+            yield file.place, line, fields
 
 
-def _row(place: Place, record: Record) -> dict[str, Any] | None:
-    part = PARTS.get(record.event)
-    if part is None or record.start_us is None:
-        return None
-    fields = record.extra or Fields()
+def _row(place: Place, line: Line, fields: WeightFields) -> dict[str, Any] | None:
+    part = PARTS[line.event]
     if part == "pause" and place.role == "worker":
         return None  # the end of a rollout: it aborts what over-sampling left
-    is_done = fields.success if isinstance(fields.success, bool) else None
     return {
         "process": place.stem,
         "role": place.role,
-        "worker": record.workid if type(record.workid) is int else place.worker,
+        "worker": place.worker if line.workid is None else line.workid,
         "server": None if fields.server is None else str(fields.server),
-        "step": record.step if type(record.step) is int else place.step,
-        "event": record.event,
+        "step": place.step if line.step is None else line.step,
+        "event": line.event,
         "part": fields.part if fields.part in PARTS.values() else part,
-        "start_us": record.start_us,
-        "end_us": record.end_us,
+        "start_us": line.start_us,
+        "end_us": line.end_us,
         "weight_version": as_version(fields.weight_version),
-        "is_done": False if record.error is not None else is_done,
-        "mode": fields.mode if isinstance(fields.mode, str) else None,
+        "is_done": fields.success if line.error is None else False,
+        "mode": fields.mode,
         "is_whole": part == "transfer" and (place.role == "trainer" or fields.how == "trainer"),
     }
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import HEALTH_CHECK
-from sglang_instrument.analysis.answers.weights.records import Fields, Record, as_version, records_of
+from sglang_instrument.analysis.answers.weights.records import WeightFields, as_version, records_of
+from sglang_instrument.analysis.reading.records.engine_fields import HEALTH_CHECK
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.folders import Place
+    from sglang_instrument.analysis.reading.records.lines import Line
     from sglang_instrument.analysis.run.opening import Run
 
 #: The columns of `served_calls`.
@@ -94,8 +95,8 @@ def served_calls(run: Run) -> pl.DataFrame:
 
 def _read_calls(run: Run) -> pl.DataFrame:
     calls: dict[str, _Call] = {}
-    for place, record in records_of(run, _HANDLERS):
-        _HANDLERS[record.event](calls, place, record, record.extra or Fields())
+    for place, line, fields in records_of(run, _HANDLERS):
+        _HANDLERS[line.event](calls, place, line, fields)
     named = {(call.request_id, call.turn, call.step) for call in calls.values() if not call.is_made_up}
     chosen = [
         call
@@ -120,23 +121,23 @@ def _made_up(request_id: Any, turn: Any) -> str:
     return f"{request_id} turn {turn}"
 
 
-def _on_call(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+def _on_call(calls: dict[str, _Call], place: Place, line: Line, fields: WeightFields) -> None:
     """Take a call as its caller, or the server, logged it."""
     rid = fields.rid
     if rid is None and fields.request_id is not None:
         rid = _made_up(fields.request_id, fields.turn)
     call = _named(calls, rid)
-    if call is None or record.duration_sec is None or record.start_us is None:
+    if call is None or line.duration_sec is None or line.start_us is None:
         return
-    call.start_us = min(record.start_us, call.start_us or record.start_us)
-    call.end_us = max(record.end_us, call.end_us or 0)
+    call.start_us = min(line.start_us, call.start_us or line.start_us)
+    call.end_us = max(line.end_us, call.end_us or 0)
     if fields.request_id is not None:
         call.fill("request_id", str(fields.request_id))
-        call.fill("step", record.step if type(record.step) is int else place.step)
+        call.fill("step", place.step if line.step is None else line.step)
     call.fill("turn", _integer(fields.turn))
-    at_begin = record.event == "server_generate"  # verl's server reads its version before it calls
+    at_begin = line.event == "server_generate"  # verl's server reads its version before it calls
     label = as_version(fields.weight_version)
-    if label is not None and record.event in _OF_ENGINE:
+    if label is not None and line.event in _OF_ENGINE:
         call.weight_version = label  # what the engine says of itself, before what its caller says
     call.fill("first_weight_version" if at_begin else "weight_version", label)
     call.fill("first_weight_version", as_version(fields.first_weight_version))
@@ -147,52 +148,48 @@ def _on_call(calls: dict[str, _Call], place: Place, record: Record, fields: Fiel
     if call.completion_tokens is None:
         written = _integer(fields.completion_tokens)
         call.completion_tokens = _integer(fields.generated_tokens) if written is None else written
-    if isinstance(fields.finish_reason, str):
-        call.fill("finish_reason", fields.finish_reason)
-    if isinstance(record.error, str):
-        call.fill("error", record.error)
+    call.fill("finish_reason", fields.finish_reason)
+    call.fill("error", line.error)
     named = fields.server if isinstance(fields.server, str) else None
     call.fill("server", named or (place.stem if place.role == "server" else None))
 
 
-def _on_receive(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+def _on_receive(calls: dict[str, _Call], place: Place, line: Line, fields: WeightFields) -> None:
     call = _named(calls, fields.rid)
     if call is not None:
         call.fill("scheduler", place.stem)
         call.fill("prompt_tokens", _integer(fields.prompt_tokens))
-        call.fill("start_us", record.start_us)
-        call.end_us = max(record.end_us, call.end_us or 0)
+        call.fill("start_us", line.start_us)
+        call.end_us = max(line.end_us, call.end_us or 0)
 
 
-def _on_admit(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+def _on_admit(calls: dict[str, _Call], place: Place, line: Line, fields: WeightFields) -> None:
     for call, node in _with_nodes(calls, fields):
         if call.admitted_us is None:
             call.fill("scheduler", place.stem)
-            call.admitted_us, call.node = record.start_us, node
+            call.admitted_us, call.node = line.start_us, node
 
 
-def _on_first_tokens(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+def _on_first_tokens(calls: dict[str, _Call], place: Place, line: Line, fields: WeightFields) -> None:
     for call, node in _with_nodes(calls, fields):
-        call.prompt_node, call.prompt_us = node, record.end_us  # a prompt in pieces ends with the last one
+        call.prompt_node, call.prompt_us = node, line.end_us  # a prompt in pieces ends with the last one
 
 
-def _with_nodes(calls: dict[str, _Call], fields: Fields) -> Iterator[tuple[_Call, int | None]]:
+def _with_nodes(calls: dict[str, _Call], fields: WeightFields) -> Iterator[tuple[_Call, int | None]]:
     """Yield the calls of a batch, each with its node of the cache."""
-    if not isinstance(fields.rids, list):
-        return
-    nodes = fields.nodes if isinstance(fields.nodes, list) else []
-    nodes = nodes if len(nodes) == len(fields.rids) else [None] * len(fields.rids)
-    for rid, node in zip(fields.rids, nodes, strict=True):
+    rids, nodes = fields.rids or [], fields.nodes or []
+    nodes = nodes if len(nodes) == len(rids) else [None] * len(rids)
+    for rid, node in zip(rids, nodes, strict=True):
         call = _named(calls, rid)
         if call is not None:
             yield call, _integer(node)
 
 
-def _on_end(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
-    for rid in fields.rids if isinstance(fields.rids, list) else ():
+def _on_end(calls: dict[str, _Call], place: Place, line: Line, fields: WeightFields) -> None:
+    for rid in fields.rids or ():
         call = _named(calls, rid)
         if call is not None:
-            call.end_us = max(record.end_us, call.end_us or 0)
+            call.end_us = max(line.end_us, call.end_us or 0)
 
 
 def _integer(value: Any) -> int | None:

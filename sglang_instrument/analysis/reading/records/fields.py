@@ -1,6 +1,10 @@
-"""Decode fields of `extra`: the ones that are asked for, of the lines whose fields are of use."""
+"""Decode fields of `extra`: the ones that are asked for, of the lines whose fields are of use.
 
-from collections.abc import Sequence
+An answer names the fields that it needs in a subclass of `Fields`; it gets each record as a `Line` and an
+instance of that class. Nothing else decodes lines of our log.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 
@@ -8,7 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sglang_instrument.analysis.reading.records.decoding import fitting, loaded
-from sglang_instrument.analysis.reading.records.lines import Integer, Rejects, Seconds
+from sglang_instrument.analysis.reading.records.lines import Integer, Line, Rejects, Seconds, decode
+from sglang_instrument.schema import LOG_OPENED
 
 _INVALID: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -128,6 +133,30 @@ def typed(extra: msgspec.Raw, kind: type[_Kind]) -> _Kind:
         fields = loaded(bytes(extra))
         return kind(**fitting(kind, fields)) if isinstance(fields, dict) else kind()
     return kind() if found is None else found
+
+
+def records_in(
+    chunks: Iterable[bytes], kind: type[_Kind], events: Collection[str] = (), run_id: str | None = None
+) -> Iterator[tuple[str | None, Line, _Kind]]:
+    """Yield the records of a log file: the run that wrote each, its line, and its fields.
+
+    Headers are left out, and lines that are no records: these were counted when the run was opened.
+
+    Args:
+        chunks: Whole lines of the file, in their order.
+        kind: The fields.
+        events: Only records of these events; () stands for all.
+        run_id: The run that wrote the lines before the first header.
+    """
+    for chunk in chunks:
+        lines: Sequence[Line] = decode(chunk, Rejects())
+        if events:
+            lines = [line for line in lines if line.event in events or line.event == LOG_OPENED]
+        for line, fields in zip(lines, all_typed([line.extra for line in lines], kind), strict=True):
+            if line.event == LOG_OPENED:
+                run_id = typed(line.extra, ControlFields).run_id
+            else:
+                yield run_id, line, fields
 
 
 @cache

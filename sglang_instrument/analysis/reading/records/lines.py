@@ -21,7 +21,7 @@ Seconds = Annotated[float, Meta(ge=0, le=2**42)]  # microseconds fit into 64 bit
 NO_EXTRA: Final = msgspec.Raw(b"null")
 
 
-class Line(Struct, gc=False):
+class Line(Struct, gc=False, omit_defaults=True):
     """One record of a file; `extra` is JSON."""
 
     timestamp: str
@@ -38,6 +38,11 @@ class Line(Struct, gc=False):
     error: str | None = None
     validate: bool | None = None
     phase: str | None = None
+
+    @property
+    def end_us(self) -> int:
+        """When it ended, if it has a start."""
+        return (self.start_us or 0) + int((self.duration_sec or 0.0) * 1e6)
 
 
 @dataclass
