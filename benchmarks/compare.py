@@ -69,7 +69,7 @@ def drawn(pool, steps, other_pool, random, wanders):
         chosen = both[:steps], both[steps:]
     return [
         {
-            metric: {at: of[step] for at, step in enumerate(picked) if step in of}
+            metric: {place: of[step] for place, step in enumerate(picked) if step in of}
             for metric, of in values.items()
         }
         for values, picked in zip((pool, other_pool), chosen, strict=True)
@@ -81,37 +81,37 @@ def by_steps(pairs):
     for name, shape in SHAPES.items():
         pools = {engine: pool_of(shape, engine) for engine in (1.1, 3.3)}
         for steps, engine, least in TASKS:
-            random, found = Random(steps), []
+            random, outcomes = Random(steps), []
             pool, other = pools[1.1 if engine == 1.0 else engine]
             for _ in range(pairs):
                 pair = drawn(pool, steps, pool if engine == 1.0 else other, random, "drift" in shape)
-                found.append(different(comparison_of(*pair, [*range(steps)], [*range(steps)])))
-            yield told(name, steps, engine, least, found)
+                outcomes.append(different(comparison_of(*pair, [*range(steps)], [*range(steps)])))
+            yield is_bound_met(name, steps, engine, least, outcomes)
 
 
 def by_runs(pairs):
     """Write, read and compare pairs of whole runs; yield whether the bounds are met."""
     for name, shape in SHAPES.items():
         for steps, engine, least in TASKS:
-            found = []
+            outcomes = []
             for seed in range(pairs):
                 folder = Path(tempfile.mkdtemp())
                 runs = [
                     make_run(folder / str(of), 2 * seed + of, steps, shape, (1.0, engine)[of])
                     for of in (0, 1)
                 ]
-                found.append(different(compare_runs(*(open_run(run, cached=False) for run in runs))))
+                outcomes.append(different(compare_runs(*(open_run(run, cached=False) for run in runs))))
                 shutil.rmtree(folder)
-            yield told(name, steps, engine, least, found)
+            yield is_bound_met(name, steps, engine, least, outcomes)
 
 
-def told(name, steps, engine, least, found):
+def is_bound_met(name, steps, engine, least, outcomes):
     """Print the share of pairs called different, or with the engine found; return if the bound is met."""
-    pairs = len(found)
-    hits = sum(bool(one) if least is None else one.get("engine") == "higher" for one in found)
+    pairs = len(outcomes)
+    hits = sum(bool(outcome) if least is None else outcome.get("engine") == "higher" for outcome in outcomes)
     bound = "at most 5 %" if least is None else "no bound" if "wanders" in name else f"at least {least:.0%}"
     error = 1.96 * (max(hits, 1) * (pairs - min(hits, pairs - 1))) ** 0.5 / pairs**1.5
-    which = Counter(metric for one in found for metric in one)
+    which = Counter(metric for outcome in outcomes for metric in outcome)
     often = ", ".join(f"{metric} {count / pairs:.1%}" for metric, count in which.most_common(4))
     what = "called different" if least is None else f"an engine {engine:g} times as slow found"
     print(

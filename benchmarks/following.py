@@ -19,11 +19,11 @@ def main(folder):
     follower.start()
     quiet_since = None
     while True:
-        told = cost(follower.snapshot())
-        print(json.dumps(told), flush=True)
+        costs = cost(follower.snapshot())
+        print(json.dumps(costs), flush=True)
         time.sleep(0.25)
         now = time.monotonic()
-        if follower.snapshot().behind_sec > 1 or not ended.is_set() or told["records"] == 0:
+        if follower.snapshot().behind_sec > 1 or not ended.is_set() or costs["records"] == 0:
             quiet_since = None
         elif quiet_since is None:
             quiet_since = now
@@ -41,12 +41,12 @@ def is_analysed_later(snapshot):
 
 
 def cost(snapshot):
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    process, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
         "at": time.time(),
-        "records": sum(one.records for one in snapshot.totals.values()),
+        "records": sum(totals.records for totals in snapshot.totals.values()),
         "open": 0 if snapshot.step is None else snapshot.step.requests_open,
-        "cpu_sec": own.ru_utime + own.ru_stime,
+        "cpu_sec": process.ru_utime + process.ru_stime,
         "analyst_sec": children.ru_utime + children.ru_stime,
         "analyst_mb": children.ru_maxrss / 1024,
         "peak_mb": peak_mb(),

@@ -154,20 +154,22 @@ def naive(ends: Sequence[float], age_sec: float) -> tuple[float, float]:
 def ask(history: History, made: MadeStep, share: float, ends: Sequence[float], number_known: bool) -> Asked:
     past = made.past
     age_sec = share * past.end_sec
-    now = made.at(age_sec)
-    told = forecast(history, now if number_known else replace(now, expected=None))
+    now = made.as_of(age_sec)
+    answer = forecast(history, now if number_known else replace(now, expected=None))
     last = past.requests.ids[int(past.requests.ended_sec.argmax())]
-    is_right = told.decides is not None and told.decides[1] == last
+    is_right = answer.decides is not None and answer.decides[1] == last
     left = past.end_sec - age_sec
-    interval = told.low_sec, told.high_sec, *naive(ends, age_sec)
-    return Asked(len(ends), share, left, *interval, is_right, told.decides_share)
+    interval = answer.low_sec, answer.high_sec, *naive(ends, age_sec)
+    return Asked(len(ends), share, left, *interval, is_right, answer.decides_share)
 
 
 def names_falsely(history: History, made: MadeStep) -> bool:
     """Return whether a request is named that ends; the calls are looked at when they are about to end."""
     for call in made.calls:
         longest_sec = call.end_sec - call.start_sec
-        if longest_sec > max((one.longest_sec.get(call.event, 0.0) for one in history.steps), default=0.0):
+        if longest_sec > max(
+            (earlier.longest_sec.get(call.event, 0.0) for earlier in history.steps), default=0.0
+        ):
             looks = np.append(np.arange(call.start_sec, call.end_sec, 1.0), call.end_sec - 1e-6)
             if any(_names(history, made, call, age_sec) for age_sec in looks):
                 return True
@@ -175,8 +177,8 @@ def names_falsely(history: History, made: MadeStep) -> bool:
 
 
 def _names(history, made, call, age_sec) -> bool:
-    ended = [one for one in made.calls if one.event == call.event and one.end_sec <= age_sec]
-    longest_sec = {call.event: max((one.end_sec - one.start_sec for one in ended), default=0.0)}
+    ended = [other for other in made.calls if other.event == call.event and other.end_sec <= age_sec]
+    longest_sec = {call.event: max((other.end_sec - other.start_sec for other in ended), default=0.0)}
     open_events = {0: (call.event, age_sec - call.start_sec)}
     return bool(
         hanging(history.steps, StepSoFar(age_sec, made.past.requests, None, open_events, longest_sec))
@@ -186,11 +188,13 @@ def _names(history, made, call, age_sec) -> bool:
 def hang(history: History, made: MadeStep, random: Random) -> Hung:
     """Let a call hang, and look until it is named."""
     stuck, call = made.hung(random)
-    ended = [one for one in stuck.calls if one.event == call.event and one.end_sec < np.inf]
-    past_sec = max(one.longest_sec.get(call.event, 0.0) for one in history.steps)
+    ended = [other for other in stuck.calls if other.event == call.event and other.end_sec < np.inf]
+    past_sec = max(earlier.longest_sec.get(call.event, 0.0) for earlier in history.steps)
     age_sec = left_sec = call.start_sec
     while not _names(history, stuck, call, age_sec) and age_sec < left_sec + GIVE_UP_SEC:
-        now_sec = max((one.end_sec - one.start_sec for one in ended if one.end_sec <= age_sec), default=0.0)
+        now_sec = max(
+            (other.end_sec - other.start_sec for other in ended if other.end_sec <= age_sec), default=0.0
+        )
         left_sec = min(age_sec, call.start_sec + max(past_sec, now_sec))
         age_sec += LOOK_SEC
     return Hung(call.event, len(history.steps), age_sec - left_sec)
@@ -244,15 +248,17 @@ def _measured(job: Job, steps, only: int | None = None) -> Result:
 
 def holds(asked: Sequence[Asked]) -> float:
     """Return the share of the intervals that held."""
-    return float(np.mean([one.low <= one.left <= one.high for one in asked]))
+    return float(np.mean([question.low <= question.left <= question.high for question in asked]))
 
 
 def error(results: Sequence[Result]) -> float:
     """Return the standard error of that share: the runs are independent, the questions in one are not."""
-    runs = [one.asked for one in results if one.asked]
+    runs = [result.asked for result in results if result.asked]
     total = sum(map(len, runs))
-    middle = holds([one for asked in runs for one in asked])
-    off = [sum((one.low <= one.left <= one.high) - middle for one in asked) for asked in runs]
+    middle = holds([question for asked in runs for question in asked])
+    off = [
+        sum((question.low <= question.left <= question.high) - middle for question in asked) for asked in runs
+    ]
     if len(runs) < 2:
         return float("nan")
     return float(np.sqrt(np.sum(np.square(off)) * len(runs) / (len(runs) - 1)) / total)
@@ -262,34 +268,42 @@ def _score(low: float, high: float, left: float) -> float:
     return (high - low + 10 * (max(low - left, 0.0) + max(left - high, 0.0))) / left
 
 
-def cells(results: Sequence[Result], keep=lambda one: True) -> list[str]:
+def cells(results: Sequence[Result], keep=lambda question: True) -> list[str]:
     """Return the cells of a row on these runs."""
-    kept = [one._replace(asked=[each for each in one.asked if keep(each)]) for one in results]
-    asked = [each for one in kept for each in one.asked]
+    picked = [result._replace(asked=[each for each in result.asked if keep(each)]) for result in results]
+    asked = [each for result in picked for each in result.asked]
     if not asked:
         return ["", "", "", "", "", "", "", ""]
-    naive_holds = np.mean([one.naive_low <= one.left <= one.naive_high for one in asked])
+    is_right = np.mean([question.is_right for question in asked])
+    said = np.mean([question.said for question in asked])
+    naive_holds = np.mean([question.naive_low <= question.left <= question.naive_high for question in asked])
     widths = [
-        np.median([(high - low) / one.left for one, low, high in _pairs(asked, own)]) for own in (True, False)
+        np.median([(high - low) / question.left for question, low, high in _pairs(asked, ours)])
+        for ours in (True, False)
     ]
     scores = [
-        np.mean([_score(low, high, one.left) for one, low, high in _pairs(asked, own)])
-        for own in (True, False)
+        np.mean([_score(low, high, question.left) for question, low, high in _pairs(asked, ours)])
+        for ours in (True, False)
     ]
     return [
         str(len(asked)),
-        f"{holds(asked):.1%} ± {error(kept):.1%}",
+        f"{holds(asked):.1%} ± {error(picked):.1%}",
         f"{widths[0]:.2f}",
         f"{scores[0]:.2f}",
         f"{naive_holds:.1%}",
         f"{widths[1]:.2f}",
         f"{scores[1]:.2f}",
-        f"{np.mean([one.is_right for one in asked]):.0%}, said {np.mean([one.said for one in asked]):.0%}",
+        f"{is_right:.0%}, said {said:.0%}",
     ]
 
 
-def _pairs(asked: Sequence[Asked], own: bool):
-    return [(one, one.low, one.high) if own else (one, one.naive_low, one.naive_high) for one in asked]
+def _pairs(asked: Sequence[Asked], ours: bool):
+    return [
+        (question, question.low, question.high)
+        if ours
+        else (question, question.naive_low, question.naive_high)
+        for question in asked
+    ]
 
 
 COLUMNS = (
@@ -307,36 +321,39 @@ COLUMNS = (
 def print_intervals(title: str, results: Sequence[Result], console: Console) -> None:
     """Print a row for each shape, and for all by the time asked and the number of earlier steps."""
     table = Table(title, *COLUMNS)
-    for name in dict.fromkeys(one.name for one in results):
-        table.add_row(name, *cells([one for one in results if one.name == name]))
+    for name in dict.fromkeys(result.name for result in results):
+        table.add_row(name, *cells([result for result in results if result.name == name]))
     table.add_section()
     table.add_row("all", *cells(results))
     for share in ASKED:
         table.add_row(
-            f"at {share:.0%} of the step", *cells(results, lambda one, share=share: one.share == share)
+            f"at {share:.0%} of the step",
+            *cells(results, lambda question, share=share: question.share == share),
         )
-    for low, high, told in ((1, 1, "1 earlier step"), (2, 3, "2 or 3"), (4, 99, "4 and more")):
-        rows = cells(results, lambda one, low=low, high=high: low <= one.before <= high)
-        table.add_row(told, *rows)
+    for low, high, label in ((1, 1, "1 earlier step"), (2, 3, "2 or 3"), (4, 99, "4 and more")):
+        rows = cells(results, lambda question, low=low, high=high: low <= question.before <= high)
+        table.add_row(label, *rows)
     console.print(table)
 
 
 def print_hangs(results: Sequence[Result], console: Console) -> float:
     """Print how long after they left the range hangs are named; return the share that is in time."""
-    hung = [each for one in results for each in one.hung]
+    hung = [each for result in results for each in result.hung]
     table = Table(
         "a call hangs", "calls", "named after: median s", "95 % within s", "longest s", "within 10 s"
     )
     late = []
-    for event in (*sorted({one.event for one in hung}), "all"):
-        own = [
-            one.after_sec + BEHIND_SEC
-            for one in hung
-            if event in (one.event, "all") and one.before >= KNOWN_STEPS
+    for event in (*sorted({call.event for call in hung}), "all"):
+        after_sec = [
+            call.after_sec + BEHIND_SEC
+            for call in hung
+            if event in (call.event, "all") and call.before >= KNOWN_STEPS
         ]
-        in_time = float(np.mean(np.array(own) <= NAMED_SEC)) if own else 1.0
-        quantiles = np.quantile(own or [np.nan], [0.5, 0.95, 1.0])
-        table.add_row(event, str(len(own)), *(f"{one:.1f}" for one in quantiles), f"{in_time:.1%}")
+        in_time = float(np.mean(np.array(after_sec) <= NAMED_SEC)) if after_sec else 1.0
+        quantiles = np.quantile(after_sec or [np.nan], [0.5, 0.95, 1.0])
+        table.add_row(
+            event, str(len(after_sec)), *(f"{quantile:.1f}" for quantile in quantiles), f"{in_time:.1%}"
+        )
         late.append(in_time)
     console.print(table)
     return late[-1]
@@ -345,10 +362,12 @@ def print_hangs(results: Sequence[Result], console: Console) -> float:
 def print_false(title: str, results: Sequence[Result], console: Console) -> float:
     """Print in how many steps a request was named that ended; return their share."""
     table = Table(title, "steps", "falsely named")
-    for name in dict.fromkeys(one.name for one in results):
-        own = [one for one in results if one.name == name]
-        table.add_row(name, str(sum(one.steps for one in own)), str(sum(one.falsely for one in own)))
-    steps, falsely = sum(one.steps for one in results), sum(one.falsely for one in results)
+    for name in dict.fromkeys(result.name for result in results):
+        of_name = [result for result in results if result.name == name]
+        table.add_row(
+            name, str(sum(result.steps for result in of_name)), str(sum(result.falsely for result in of_name))
+        )
+    steps, falsely = sum(result.steps for result in results), sum(result.falsely for result in results)
     table.add_row("all", str(steps), str(falsely))
     console.print(table)
     return falsely / max(steps, 1)
@@ -372,14 +391,14 @@ def forecast_sec(workers: int = 64, requests: int = 512, turns: int = 4) -> tupl
         began = time.process_time()
         history = history.after(past)
         took.append(time.process_time() - began)
-    past, found = step(), []
+    past, took_each = step(), []
     for share in (0.02, 0.02, 0.1, 0.25, 0.5, 0.75):
         now = past.so_far(share * past.end_sec)
         events = {int(place): ("turn_engine_call", 1.0) for place in np.flatnonzero(now.requests.is_open)}
         began = time.process_time()
         forecast(history, replace(now, open_events=events))
-        found.append(time.process_time() - began)
-    return max(found[1:]), max(took)  # the first one also prepares the earlier steps
+        took_each.append(time.process_time() - began)
+    return max(took_each[1:]), max(took)  # the first one also prepares the earlier steps
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -404,19 +423,19 @@ def main(argv: list[str] | None = None) -> int:
         for number, (name, group) in enumerate(named)
         for seed in range(runs)
     ]
-    more = [one._replace(seed=one.seed + runs, intervals=False) for one in jobs if one.group == "clean"]
+    more = [job._replace(seed=job.seed + runs, intervals=False) for job in jobs if job.group == "clean"]
     console = Console(width=150)
     results = dict(zip([*jobs, *more], results_of(run, [*jobs, *more], args.jobs), strict=True))
     by_group = {
         group: [results[job] for job in jobs if job.group == group] for group in ("clean", "swept", "planted")
     }
-    for group, own in by_group.items():
-        if own:
-            print_intervals(group, own, console)
+    for group, of_group in by_group.items():
+        if of_group:
+            print_intervals(group, of_group, console)
     clean = by_group["clean"] + [results[job] for job in more]
     met = []
     if clean:
-        share = holds([each for one in by_group["clean"] for each in one.asked])
+        share = holds([each for result in by_group["clean"] for each in result.asked])
         in_time = print_hangs(clean, console)
         falsely = print_false("clean", clean, console)
         console.print(

@@ -19,7 +19,7 @@ def main(path):
     files, _ = digest_files(executor, executor.list_files())
     cpu_sec = time.process_time() - begun
     events = sum(sum(file.records) for file in files)
-    size = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     print(json.dumps({"events": events, "bytes": size, "cpu_sec": cpu_sec}))
 
 

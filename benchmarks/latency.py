@@ -20,10 +20,15 @@ def quantiles(samples_ns):
     """Return the median and the tail in microseconds."""
     ordered = sorted(samples_ns)
 
-    def at(share):
+    def quantile(share):
         return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1000
 
-    return {"p50_us": at(0.5), "p99_us": at(0.99), "p99_9_us": at(0.999), "max_us": at(1)}
+    return {
+        "p50_us": quantile(0.5),
+        "p99_us": quantile(0.99),
+        "p99_9_us": quantile(0.999),
+        "max_us": quantile(1),
+    }
 
 
 def latencies(act):

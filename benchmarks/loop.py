@@ -21,26 +21,29 @@ LOOPS = {"sync": (4, 1.0, 24), "off": (5, 4.0, 24)}
 
 def main(times: int) -> int:
     """Print predicted and measured steps; return 1 if a mean ratio is off."""
-    found = []
+    predictions = []
     with tempfile.TemporaryDirectory() as folder, two_servers(Path(folder)) as servers:
         for number in range(times):
             logs = Path(folder) / f"logs_{number}"
             for shape, (steps, sec, requests) in LOOPS.items():
                 runs = [train(logs, servers[:count], shape, steps, sec, requests) for count in (1, 2)]
-                for one in hold(*runs):
-                    found.append(one)
-                    print(_words(one), flush=True)
+                for prediction in hold(*runs):
+                    predictions.append(prediction)
+                    print(_words(prediction), flush=True)
     off = 0
-    for kind in dict.fromkeys((one.shape, one.recorded) for one in found):
-        ratio = mean(one.ratio for one in found if (one.shape, one.recorded) == kind)
+    for kind in dict.fromkeys((prediction.shape, prediction.recorded) for prediction in predictions):
+        ratio = mean(
+            prediction.ratio for prediction in predictions if (prediction.shape, prediction.recorded) == kind
+        )
         print(f"{kind[0]}, from {kind[1]}: {ratio:.2f} x on average")
         off += abs(ratio - 1) > WITHIN
     return int(off > 0)
 
 
-def _words(one: Held) -> str:
-    held = f"predicted {one.predicted_sec:.2f}, measured {one.measured_sec:.2f}: {one.ratio:.2f} x"
-    return f"{one.shape}, {one.recorded} to {one.servers} servers: {one.was_sec:.2f} s a step, {held}"
+def _words(prediction: Held) -> str:
+    seconds = f"predicted {prediction.predicted_sec:.2f}, measured {prediction.measured_sec:.2f}"
+    change = f"{prediction.shape}, {prediction.recorded} to {prediction.servers} servers"
+    return f"{change}: {prediction.was_sec:.2f} s a step, {seconds}: {prediction.ratio:.2f} x"
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def ratios(shape: RunShape) -> Iterator[float]:
 
 def differ(shape: RunShape, other: RunShape, slower_engine: bool) -> bool:
     """Return whether `compare` calls the engine of the second run higher, or else any metric different."""
-    with made(shape) as one, made(other) as second:
-        table = compare_runs(one, second).table
+    with made(shape) as first, made(other) as second:
+        table = compare_runs(first, second).table
     if slower_engine:
         return bool(table.filter(metric="engine", verdict="higher").height)
     return table["verdict"].is_in(["higher", "lower"]).any()
@@ -74,10 +74,10 @@ def differ(shape: RunShape, other: RunShape, slower_engine: bool) -> bool:
 def predictions(seeds: int, console: Console) -> Iterator[bool]:
     """Print how near predictions come to the truth; yield whether each is near enough."""
     table = Table("whatif", "predicted / true", "least", "most")
-    found = [list(ratios(usual_shape(seed))) for seed in range(seeds)]
-    for name, own in zip(PREDICTED, zip(*found, strict=True), strict=True):
-        table.add_row(name, f"{mean(own):.3f}", f"{min(own):.3f}", f"{max(own):.3f}")
-        yield abs(mean(own) - 1) <= WITHIN
+    ratios_by_seed = [list(ratios(usual_shape(seed))) for seed in range(seeds)]
+    for name, of_rule in zip(PREDICTED, zip(*ratios_by_seed, strict=True), strict=True):
+        table.add_row(name, f"{mean(of_rule):.3f}", f"{min(of_rule):.3f}", f"{max(of_rule):.3f}")
+        yield abs(mean(of_rule) - 1) <= WITHIN
     console.print(table)
 
 

@@ -91,8 +91,8 @@ def main(how, folder):
     lines = HOW[how](folder)
     wall_sec = time.perf_counter() - begun
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu_sec = sum(one.ru_utime + one.ru_stime for one in used) - imported
-    peak_mb = max(one.ru_maxrss for one in used) / 1024
+    cpu_sec = sum(usage.ru_utime + usage.ru_stime for usage in used) - imported
+    peak_mb = max(usage.ru_maxrss for usage in used) / 1024
     print(json.dumps({"lines": lines, "wall_sec": wall_sec, "cpu_sec": cpu_sec, "peak_mb": peak_mb}))
 
 

@@ -65,14 +65,14 @@ class Result(NamedTuple):
     """What was found in a run.
 
     `cost` is the share of its step that the cause cost, `lost` the seconds that the right finding says over
-    those that it cost, `found` the findings in words.
+    those that it cost, `findings` the findings in words.
     """
 
     job: Job
     cost: float
     is_first: bool
     is_found: bool
-    found: list[str]
+    findings: list[str]
     lost: float | None = None
 
 
@@ -96,13 +96,13 @@ def _planted(job: Job, share: float) -> Result:
     shape = kind.shape(job.seed)
     cause = sized(kind, shape, share)
     with _folder() as folder:
-        found = findings_in(write_run(folder, shape, [cause]))
-    right = [one for one in found if is_right(one, cause)]
+        findings = findings_in(write_run(folder, shape, [cause]))
+    right = [finding for finding in findings if is_right(finding, cause)]
     cost = cost_of(kind, shape, cause)
     cost_sec = 0.0 if kind.step is None else cost * wall_of(shape, kind.step)
     lost = right[0].lost_sec / cost_sec if right and cost_sec else None
-    told = [_told(one) for one in found]
-    return Result(job, cost, found[:1] == right[:1] != [], bool(right), told, lost)
+    words = [_told(finding) for finding in findings]
+    return Result(job, cost, findings[:1] == right[:1] != [], bool(right), words, lost)
 
 
 def _clean(job: Job) -> Result:
@@ -114,9 +114,9 @@ def _clean(job: Job) -> Result:
             clean = CLEAN_SHAPES[job.name](job.seed)
             words = clean.words
             write_run(folder, clean.shape, clean.causes)
-        found = findings_in(folder)
-    accused = [one for one in found if accuses(one, words)]
-    return Result(job, 0.0, not accused, not accused, [_told(one) for one in accused])
+        findings = findings_in(folder)
+    accused = [finding for finding in findings if accuses(finding, words)]
+    return Result(job, 0.0, not accused, not accused, [_told(finding) for finding in accused])
 
 
 def _told(finding: Finding) -> str:
@@ -156,34 +156,34 @@ def print_recall(results: list[Result], console: Console) -> float:
     sizes = [f"{share:.0%}" for share in SHARES]
     title = "planted cause is the first finding, by its cost"
     table = Table("cause", *sizes, "anywhere", "lost / true", title=title)
-    for name in dict.fromkeys(one.job.name for one in results):
-        own = [one for one in results if one.job.name == name]
-        by_share = [_count(one for one in own if one.job.share == share) for share in SHARES]
-        lost = [one.lost for one in own if one.lost is not None and one.cost >= COUNTS]
+    for name in dict.fromkeys(result.job.name for result in results):
+        of_name = [result for result in results if result.job.name == name]
+        by_share = [_count(result for result in of_name if result.job.share == share) for share in SHARES]
+        lost = [result.lost for result in of_name if result.lost is not None and result.cost >= COUNTS]
         ratio = f"{median(lost):.2f}" if lost else ""
-        table.add_row(name, *by_share, f"{sum(one.is_found for one in own)}/{len(own)}", ratio)
+        table.add_row(name, *by_share, f"{sum(result.is_found for result in of_name)}/{len(of_name)}", ratio)
     console.print(table)
-    large = [one.is_first for one in results if one.cost >= COUNTS]
+    large = [result.is_first for result in results if result.cost >= COUNTS]
     recall = sum(large) / len(large) if large else 1.0
     console.print(f"cost at least {COUNTS:.0%}: first finding in {sum(large)} of {len(large)}, {recall:.1%}")
     return recall
 
 
 def _count(results: Iterator[Result]) -> str:
-    own = list(results)
-    return f"{sum(one.is_first for one in own)}/{len(own)}" if own else ""
+    counted = list(results)
+    return f"{sum(result.is_first for result in counted)}/{len(counted)}" if counted else ""
 
 
 def print_accused(results: list[Result], console: Console) -> float:
     """Print how many clean runs of each shape accuse somebody; return their share of all."""
     table = Table("clean shape", "accused", "of what", title="clean runs that accuse somebody")
-    for name in dict.fromkeys(one.job.name for one in results):
-        own = [one for one in results if one.job.name == name]
-        wrong = [one for one in own if not one.is_first]
-        causes = sorted({told.partition(" ")[0] for one in wrong for told in one.found})
-        table.add_row(name, f"{len(wrong)}/{len(own)}", ", ".join(causes))
+    for name in dict.fromkeys(result.job.name for result in results):
+        of_name = [result for result in results if result.job.name == name]
+        wrong = [result for result in of_name if not result.is_first]
+        causes = sorted({text.partition(" ")[0] for result in wrong for text in result.findings})
+        table.add_row(name, f"{len(wrong)}/{len(of_name)}", ", ".join(causes))
     console.print(table)
-    accused = sum(not one.is_first for one in results)
+    accused = sum(not result.is_first for result in results)
     share = accused / len(results) if results else 0.0
     console.print(f"{accused} of {len(results)} clean runs accuse somebody, {share:.1%}")
     return share
@@ -205,11 +205,13 @@ def main(argv: list[str] | None = None) -> int:
         args.clean_seeds = 4 if args.quick else 40
     results = results_of(run, jobs_of(args), args.jobs)
     console = Console(width=110)
-    recall = print_recall([one for one in results if one.job.share is not None], console)
-    accused = print_accused([one for one in results if one.job.share is None], console)
-    for one in results if args.wrong else []:
-        if not one.is_first:
-            console.print(f"{one.job.name}, seed {one.job.seed}, cost {one.cost:.0%}: {one.found[:4]}")
+    recall = print_recall([result for result in results if result.job.share is not None], console)
+    accused = print_accused([result for result in results if result.job.share is None], console)
+    for result in results if args.wrong else []:
+        if not result.is_first:
+            console.print(
+                f"{result.job.name}, seed {result.job.seed}, cost {result.cost:.0%}: {result.findings[:4]}"
+            )
     return int(recall < RECALL or accused > ACCUSED)
 
 

@@ -37,21 +37,21 @@ BY_THE_CLOCK = ("event_loop_lag", "event_loop_block", "open_now", "open_spans")
 
 def counted(folder):
     """Return the numbers of records, of those that were added, of phases and requests; and of the steps."""
-    found, steps = Counter(), set()
+    counts, steps = Counter(), set()
     folders = [*Path(folder).glob("step_*"), *Path(folder).glob("validate_*"), Path(folder) / "engine"]
-    for path in (file for one in folders for file in one.glob("*.jsonl")):
+    for path in (file for subfolder in folders for file in subfolder.glob("*.jsonl")):
         role = path.stem.partition("_")[0]
         for line in path.read_text().splitlines():
             record = json.loads(line)
             event = record["event"]
-            found["records"] += event not in BY_THE_CLOCK
-            found[BY_GROUP] += event == BY_GROUP
-            found["added"] += event in ADDED.get(role, ())
-            found["phases"] += role == "trainer" and event.startswith(PHASES)
-            found["requests"] += event == REQUEST
+            counts["records"] += event not in BY_THE_CLOCK
+            counts[BY_GROUP] += event == BY_GROUP
+            counts["added"] += event in ADDED.get(role, ())
+            counts["phases"] += role == "trainer" and event.startswith(PHASES)
+            counts["requests"] += event == REQUEST
             if event == "samples_consumed":
                 steps.add(record.get("step"))
-    return found, len(steps)
+    return counts, len(steps)
 
 
 def row_of(folder):
@@ -60,15 +60,15 @@ def row_of(folder):
     A step has so many of the added records whatever its requests, but for one a group: the last column says
     from how many requests a step on the share is within the bound.
     """
-    found, steps = counted(folder)
-    more = found["added"] + found["phases"]
-    before = max(1, found["records"] - more)
+    counts, steps = counted(folder)
+    more = counts["added"] + counts["phases"]
+    before = max(1, counts["records"] - more)
     share, enough = more / before, "-"
-    if steps and found["requests"]:
-        room = (BOUND * before - found[BY_GROUP]) / found["requests"]
-        enough = f"{math.ceil((more - found[BY_GROUP]) / steps / room):,}" if room > 0 else "never"
-    numbers = (found["records"], found["requests"], steps, found["added"], found["phases"])
-    return (str(folder), *(f"{one:,}" for one in numbers), f"{share:.2%}", enough), share
+    if steps and counts["requests"]:
+        room = (BOUND * before - counts[BY_GROUP]) / counts["requests"]
+        enough = f"{math.ceil((more - counts[BY_GROUP]) / steps / room):,}" if room > 0 else "never"
+    numbers = (counts["records"], counts["requests"], steps, counts["added"], counts["phases"])
+    return (str(folder), *(f"{number:,}" for number in numbers), f"{share:.2%}", enough), share
 
 
 def main(folders):

@@ -42,7 +42,7 @@ def moved(files, digest, step, at_us):
     """Return files and digest with steps that are later by `step`, and times by `at_us`."""
     tables = {
         name: table.with_columns(
-            pl.col("step") + step, *(pl.col(one) + at_us for one in TIMES if one in table.columns)
+            pl.col("step") + step, *(pl.col(column) + at_us for column in TIMES if column in table.columns)
         )
         for name, table in digest.tables().items()
     }
@@ -54,9 +54,9 @@ def moved_file(file, step, at_us):
     place = file.place
     controls = [
         msgspec.structs.replace(
-            one, time_us=one.time_us + at_us if one.event != "log_opened" else one.time_us
+            control, time_us=control.time_us + at_us if control.event != "log_opened" else control.time_us
         )
-        for one in file.controls
+        for control in file.controls
     ]
     path = f"step_{place.step + step}/{Path(file.path).name}"
     return msgspec.structs.replace(file, path=path, controls=controls)
@@ -74,15 +74,15 @@ def make(folder, nodes, workers, requests):
     for file in files:
         begun.append(begun[-1] + len(file.runs))
     for node in range(nodes):
-        own = [at for at, file in enumerate(files) if file.place.worker % nodes == node]
-        sources = {begun[at]: number for number, at in enumerate(own)}
+        of_node = [index for index, file in enumerate(files) if file.place.worker % nodes == node]
+        sources = {begun[index]: number for number, index in enumerate(of_node)}
         mine = {
             name: table.filter(pl.col("source").is_in(list(sources))).with_columns(
                 pl.col("source").replace_strict(sources, return_dtype=pl.Int64)
             )
             for name, table in digest.tables().items()
         }
-        sent = pack(([files[at] for at in own], mine))
+        sent = pack(([files[index] for index in of_node], mine))
         (folder / f"{node}.pickle").write_bytes(pickle.dumps((took_us, sent)))
 
 
@@ -119,8 +119,8 @@ class Sent:
             for ten in range((self._steps[0] - 1) // MADE, (self._steps[-1] - 1) // MADE + 1):
                 read, tables = unpack(sent)
                 read, digest = moved(read, Digest(**tables), ten * MADE, ten * took_us)
-                kept = [file for file in read if file.path in wanted]
-                parts.append((kept, only_files(digest, read, kept).tables()))
+                wanted_files = [file for file in read if file.path in wanted]
+                parts.append((wanted_files, only_files(digest, read, wanted_files).tables()))
         listed = {file.path for read, _ in parts for file in read}
         return in_order([file for file in files if file.path in listed], join_results(parts))
 
@@ -143,9 +143,11 @@ class MadeRun:
 
     def __init__(self, folder, pieces):
         self.reduced = (folder / "reduced").read_bytes()
-        one = msgspec.msgpack.decode(self.reduced, type=Reduced)
-        steps = len(pl.read_ipc(one.rows))
-        self.pieces = [piece_of(range(at * steps + 1, (at + 1) * steps + 1), 0) for at in range(pieces)]
+        piece = msgspec.msgpack.decode(self.reduced, type=Reduced)
+        steps = len(pl.read_ipc(piece.rows))
+        self.pieces = [
+            piece_of(range(number * steps + 1, (number + 1) * steps + 1), 0) for number in range(pieces)
+        ]
         self.others, self.unreadable = [], {}
         self.base = self
         self.home = folder / "home"
@@ -169,34 +171,43 @@ def reduce(folder, steps, workers):
 def join(folder, pieces):
     """Join pieces; print seconds and the peak of memory."""
     run = MadeRun(folder, pieces)
-    one = msgspec.msgpack.decode(run.reduced, type=Reduced)
-    rows = pl.read_ipc(one.rows)
+    template = msgspec.msgpack.decode(run.reduced, type=Reduced)
+    rows = pl.read_ipc(template.rows)
     took_us = rows["start_us"].max() - rows["start_us"].min()
 
     def moved_piece(where, piece, newest):
         step = piece.steps[0] - 1
         later = rows.with_columns(pl.col("step") + step, pl.col("start_us") + step // len(rows) * took_us)
-        headers = [moved_file(file, step, 0) for file in one.headers]
+        headers = [moved_file(file, step, 0) for file in template.headers]
         newest = {f"step_{file.place.step}": file.controls[0].run_id for file in headers}
-        kept = msgspec.structs.replace(one, rows=reduced._as_bytes(later), headers=headers, newest=newest)
-        return msgspec.msgpack.encode(kept)
+        moved_template = msgspec.structs.replace(
+            template, rows=reduced._as_bytes(later), headers=headers, newest=newest
+        )
+        return msgspec.msgpack.encode(moved_template)
 
     summary.reduce_piece = moved_piece
     begun, used = time.perf_counter(), time.process_time()
-    told = summary.summarise(run)
-    tell(begun, used, run.reduced, steps=len(told.rows), files=told.health.files, events=told.health.records)
+    answer = summary.summarise(run)
+    tell(
+        begun,
+        used,
+        run.reduced,
+        steps=len(answer.rows),
+        files=answer.health.files,
+        events=answer.health.records,
+    )
 
 
 def tell(begun, used, packed, **more):
     """Print what was measured."""
-    one = msgspec.msgpack.decode(packed, type=Reduced)
+    decoded = msgspec.msgpack.decode(packed, type=Reduced)
     measured = {
         "seconds": time.perf_counter() - begun,
         "cpu_sec": time.process_time() - used,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "kept_kb": len(packed) / 1024,
-        "files": one.health.files,
-        "events": one.health.records,
+        "files": decoded.health.files,
+        "events": decoded.health.records,
         **more,
     }
     print(json.dumps(measured))

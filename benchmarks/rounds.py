@@ -106,10 +106,10 @@ def middle(values):
     outliers change it little.
     """
     n = len(values)
-    means = sorted((one + other) / 2 for at, one in enumerate(values) for other in values[: at + 1])
+    means = sorted((first + other) / 2 for place, first in enumerate(values) for other in values[: place + 1])
     beyond = n * (n + 1) / 4 - 1.96 * (n * (n + 1) * (2 * n + 1) / 24) ** 0.5
-    at = max(0, int(beyond))
-    return statistics.median(means), means[at], means[-1 - at]
+    index = max(0, int(beyond))
+    return statistics.median(means), means[index], means[-1 - index]
 
 
 def interval(values, draws=4000):
@@ -148,8 +148,8 @@ def table(title, columns, rows):
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in cells
     ]

@@ -39,8 +39,8 @@ def test_a_summary_costs_a_fraction_of_one_plain_pass(run, show):
     rounds = [{how: read(how, run) for how in ("plain", *BOUNDS)} for _ in range(ROUNDS)]
     rows = []
     for how, bound in BOUNDS.items():
-        ratio = Spread.of([one[how]["wall_sec"] / one["plain"]["wall_sec"] for one in rounds])
-        peak = max(one[how]["peak_mb"] for one in rounds)
+        ratio = Spread.of([costs[how]["wall_sec"] / costs["plain"]["wall_sec"] for costs in rounds])
+        peak = max(costs[how]["peak_mb"] for costs in rounds)
         rows.append(
             (how, f"{ratio.median:.3f}", f"{ratio.low:.3f} .. {ratio.high:.3f}", bound, f"{peak:.0f}")
         )
@@ -72,13 +72,13 @@ def asynchronous(tmp_path_factory):
 def with_versions(path, step):
     """Add versions and groups to the requests of a file; return their ids."""
     lines, names = path.read_text().splitlines(), []
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if '"event":"async_rollout_request_complete"' in line:
-            one = json.loads(line)
-            names.append(one["extra"]["request_id"])
+            record = json.loads(line)
+            names.append(record["extra"]["request_id"])
             group = f"{step}-{path.stem}-{len(names) // 8}"
-            one["extra"] |= {"weight_version": step, "first_weight_version": step, "group": group}
-            lines[at] = json.dumps(one, separators=(",", ":"))
+            record["extra"] |= {"weight_version": step, "first_weight_version": step, "group": group}
+            lines[index] = json.dumps(record, separators=(",", ":"))
     path.write_text("\n".join(lines) + "\n")
     return names
 
@@ -89,7 +89,7 @@ def write_instant(folder, step, event, extra):
         first = json.loads(file.readline())
     header = {**first, "extra": {**first["extra"], "pid": 1}, "workid": 0}
     body = {"timestamp": first["timestamp"], "event": event, "extra": extra, "workid": 0, "step": step}
-    (folder / "trainer_0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (header, body)))
+    (folder / "trainer_0.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (header, body)))
 
 
 def test_answers_of_asynchronous_training_take_no_longer_than_a_summary(asynchronous, show):
@@ -102,7 +102,7 @@ def test_answers_of_asynchronous_training_take_no_longer_than_a_summary(asynchro
     ]
 
     def ratio(how, what):
-        return Spread.of([one[how][what] / one[beside[pairs[how]]][what] for one in rounds])
+        return Spread.of([costs[how][what] / costs[beside[pairs[how]]][what] for costs in rounds])
 
     rows = []
     for how in pairs:
@@ -127,16 +127,16 @@ def test_time_grows_with_the_number_of_events(tmp_path, show):
         measured.append(read("summary", folder))
     rows = [
         (
-            f"{one['lines']:,}",
-            f"{one['wall_sec']:.1f}",
-            f"{one['wall_sec'] / one['lines'] * 1e6:.2f}",
-            f"{one['peak_mb']:.0f}",
+            f"{costs['lines']:,}",
+            f"{costs['wall_sec']:.1f}",
+            f"{costs['wall_sec'] / costs['lines'] * 1e6:.2f}",
+            f"{costs['peak_mb']:.0f}",
         )
-        for one in measured
+        for costs in measured
     ]
     show(table("summary by number of events", ("events", "s", "us an event", "peak MB"), rows))
     save("analysis_growth", rows, measured=measured)
-    small, _, large = (one["wall_sec"] / one["lines"] for one in measured)
+    small, _, large = (costs["wall_sec"] / costs["lines"] for costs in measured)
     assert large <= 1.3 * small
     assert measured[-1]["peak_mb"] <= PEAK_LARGEST_MB
 

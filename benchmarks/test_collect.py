@@ -86,19 +86,26 @@ def test_collect_is_about_as_fast_as_rsync_and_sends_a_tenth(tmp_path, disks, sh
                 shutil.rmtree(tmp_path / f"{below}{number}")
     rows = []
     for name in WAYS:
-        speed = Spread.of([one["rsync"][name] / one["sec"] for one in rounds])
-        rate = Spread.of([total / one["rsync"][name] / 1e6 for one in rounds])
+        speed = Spread.of(
+            [measured_round["rsync"][name] / measured_round["sec"] for measured_round in rounds]
+        )
+        rate = Spread.of([total / measured_round["rsync"][name] / 1e6 for measured_round in rounds])
         rows.append(
             (name, f"{rate.median:.0f}", f"{speed.median:.2f}", f"{speed.low:.2f} .. {speed.high:.2f}")
         )
-    sent = max(one["sent"] / one["new"] for one in rounds)
+    sent = max(measured_round["sent"] / measured_round["new"] for measured_round in rounds)
     columns = ("rsync", "its MB/s", "speed of collect / rsync", "quartiles")
     show(
         table(f"{NODES} x {total / NODES / 1e6:.0f} MB; collect sends {sent:.3f} of the bytes", columns, rows)
     )
     save("collect", rows, rounds=rounds)
     assert sent <= MOST_SENT
-    assert Spread.of([one["rsync"]["plain"] / one["sec"] for one in rounds]).median >= LEAST_SPEED
+    assert (
+        Spread.of(
+            [measured_round["rsync"]["plain"] / measured_round["sec"] for measured_round in rounds]
+        ).median
+        >= LEAST_SPEED
+    )
 
 
 WAYS = {"plain": ["-rt"], "compressed": ["-rtz"]}

@@ -21,8 +21,8 @@ FORMATS = ("slime_traces", "verl_traces", "areal_traces", "sglang_requests", "se
 def logs(tmp_path_factory):
     home, shape = tmp_path_factory.mktemp("foreign"), usual_shape(3, steps=STEPS)
     run = foreign_runs.planted(shape=shape, causes=[])
-    own = write_run(home / "own", usual_shape(3, steps=STEPS // 3))
-    return {"own": own, **{name: getattr(foreign_runs, name)(home / name, run) for name in FORMATS}}
+    our_run = write_run(home / "own", usual_shape(3, steps=STEPS // 3))
+    return {"own": our_run, **{name: getattr(foreign_runs, name)(home / name, run) for name in FORMATS}}
 
 
 def read(path):
@@ -34,10 +34,10 @@ def test_each_foreign_format_is_read_at_half_the_speed_of_our_own(logs, show):
     rounds = [{name: read(path) for name, path in logs.items()} for _ in range(ROUNDS)]
     rows = []
     for name in logs:
-        speeds = [one[name]["events"] / one[name]["cpu_sec"] for one in rounds]
-        own = [one["own"]["events"] / one["own"]["cpu_sec"] for one in rounds]
-        ratio = Spread.of([speed / ours for speed, ours in zip(speeds, own, strict=True)])
-        megabytes = Spread.of([one[name]["bytes"] / 1e6 / one[name]["cpu_sec"] for one in rounds])
+        speeds = [costs[name]["events"] / costs[name]["cpu_sec"] for costs in rounds]
+        our_speeds = [costs["own"]["events"] / costs["own"]["cpu_sec"] for costs in rounds]
+        ratio = Spread.of([speed / ours for speed, ours in zip(speeds, our_speeds, strict=True)])
+        megabytes = Spread.of([costs[name]["bytes"] / 1e6 / costs[name]["cpu_sec"] for costs in rounds])
         rows.append(
             (
                 name,

@@ -36,9 +36,9 @@ def test_it_follows_fifty_thousand_events_a_second(tmp_path, show):
     seen = [json.loads(line) for line in out.splitlines()]
     assert seen[-1]["records"] > len(lines) * 0.99
     took = written[-1][0] - written[0][0]
-    at_end = [one for one in seen if one["at"] <= written[-1][0]][-1]
+    at_end = [snapshot for snapshot in seen if snapshot["at"] <= written[-1][0]][-1]
     core = (at_end["cpu_sec"] - seen[0]["cpu_sec"]) / (at_end["at"] - seen[0]["at"])
-    behind = max(behind_sec(written, one) for one in seen)
+    behind = max(behind_sec(written, snapshot) for snapshot in seen)
     rate = len(lines) / took
     row = (
         f"{rate:,.0f}",
@@ -86,19 +86,19 @@ def in_order(folder):
 
 def write_at(lines, target, rate):
     """Append the lines at a rate; return when how many records were written, without control records."""
-    begun, at, records, written = time.time(), 0, 0, []
-    while at < len(lines):
+    begun, position, records, written = time.time(), 0, 0, []
+    while position < len(lines):
         due = min(len(lines), int((time.time() - begun) * rate) + 1)
         by_file = {}
-        for name, line in lines[at:due]:
+        for name, line in lines[position:due]:
             by_file.setdefault(name, []).append(line)
-        for name, own in by_file.items():
+        for name, piece in by_file.items():
             path = target / name
             path.parent.mkdir(exist_ok=True)
             with path.open("ab") as file:
-                file.write(b"".join(own))
-        records += sum(b'"duration_sec"' in line or b'"task"' in line for _, line in lines[at:due])
-        at = due
+                file.write(b"".join(piece))
+        records += sum(b'"duration_sec"' in line or b'"task"' in line for _, line in lines[position:due])
+        position = due
         written.append((time.time(), records))
         time.sleep(0.1)
     return written
@@ -106,7 +106,7 @@ def write_at(lines, target, rate):
 
 def behind_sec(written, seen):
     """Return how long before a snapshot as many lines were written as it has."""
-    missing = [at for at, lines in written if lines > seen["records"] and at <= seen["at"]]
+    missing = [time_sec for time_sec, lines in written if lines > seen["records"] and time_sec <= seen["at"]]
     return seen["at"] - min(missing) if missing else 0.0
 
 
@@ -124,12 +124,12 @@ def with_open_requests(folder, workers, requests):
     return files
 
 
-def say_open(file, at, requests):
+def say_open(file, age_sec, requests):
     oldest = [
-        {"event": "tool_execution", "request_id": f"{file.worker}-{number}", "turn": 0, "age_sec": at}
+        {"event": "tool_execution", "request_id": f"{file.worker}-{number}", "turn": 0, "age_sec": age_sec}
         for number in range(5)
     ]
-    file.open_now(at, {"turn_end": requests - requests // 4, "tool_execution": requests // 4}, oldest)
+    file.open_now(age_sec, {"turn_end": requests - requests // 4, "tool_execution": requests // 4}, oldest)
 
 
 def test_it_draws_at_once(tmp_path, show):

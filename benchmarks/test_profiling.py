@@ -26,7 +26,7 @@ def test_64_workers_start_and_are_verified_within_two_seconds(show, tmp_path):
                 workers = workers_at(f"127.0.0.1:{port}" for port in ports)
                 outcomes = start_all(workers, ProfileOptions(output_dir=str(tmp_path)))
                 took.append(time.perf_counter() - begun)
-                assert all(one.ok and one.engine == "sglang 0.5.21" for one in outcomes)
+                assert all(outcome.ok and outcome.engine == "sglang 0.5.21" for outcome in outcomes)
         finally:
             servers.kill()
     low, median, high = min(took), statistics.median(took), max(took)

@@ -78,7 +78,7 @@ def cluster():
 def test_two_nodes_of_one_cpu_read_about_as_fast_as_two_processes(tmp_path, cluster, show):
     folder = made_run(tmp_path / "run", EVENTS)
     rounds = [{"local": read(folder), "ray": read(folder, cluster.address)} for _ in range(ROUNDS)]
-    speed = Spread.of([one["local"]["sec"] / one["ray"]["sec"] for one in rounds])
+    speed = Spread.of([costs["local"]["sec"] / costs["ray"]["sec"] for costs in rounds])
     rows = [("ray / local", f"{speed.median:.2f}", f"{speed.low:.2f} .. {speed.high:.2f}", LEAST_SPEED)]
     columns = ("", "speed", "quartiles", "bound")
     show(table(f"{rounds[0]['local']['records']:,} records, two processes", columns, rows))
@@ -106,9 +106,9 @@ def test_the_caller_joins_the_pieces_of_a_billion_events(tmp_path, show):
     for what, arguments in (("reduce", (STEPS_OF_PIECE, WORKERS)), ("join", (pieces,))):
         command = [*script, what, str(tmp_path), *map(str, arguments)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-        measured[what] = told = json.loads(done.stdout)
-        numbers = [f"{told[key]:,.1f}" for key in ("seconds", "cpu_sec", "peak_mb")]
-        rows.append((what, f"{told['files']:,}", f"{told['events']:,}", *numbers))
+        measured[what] = answer = json.loads(done.stdout)
+        numbers = [f"{answer[key]:,.1f}" for key in ("seconds", "cpu_sec", "peak_mb")]
+        rows.append((what, f"{answer['files']:,}", f"{answer['events']:,}", *numbers))
     columns = ("", "files", "events", "seconds", "CPU s", "peak MB")
     show(table("a piece on a node; all pieces at the caller", columns, rows))
     save("ray_reduce", rows, measured=measured)

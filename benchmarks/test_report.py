@@ -126,8 +126,8 @@ def test_panning_over_a_hundred_thousand_spans_is_smooth(page, tmp_path, show):
             rounds.append(page.driver.execute_async_script(FRAMES, which, frames))
     rows = []
     for which, name in (("pan", "panning"), ("plain", "one plain fill"), ("each", "a fill a span")):
-        rate = Spread.of([one["fps"] for one in measured[which]])
-        cost = Spread.of([one["ms"] for one in measured[which]])
+        rate = Spread.of([frame_times["fps"] for frame_times in measured[which]])
+        cost = Spread.of([frame_times["ms"] for frame_times in measured[which]])
         rows.append((name, f"{rate.median:.1f}", f"{rate.low:.1f} .. {rate.high:.1f}", f"{cost.median:.1f}"))
     spans = measured["pan"][0]["spans"]
     show(table(f"{spans:,} spans in view", ("", "frames a s", "quartiles", "ms a frame"), rows))

@@ -48,7 +48,7 @@ class Clients:
         self._url = f"http://127.0.0.1:{port}/generate"
         drawn = random.Random(0)
         self._questions = [self._question(drawn) for _ in range(IN_A_BURST)]
-        self.tokens = sum(one["sampling_params"]["max_new_tokens"] for one in self._questions)
+        self.tokens = sum(question["sampling_params"]["max_new_tokens"] for question in self._questions)
 
     def _question(self, drawn):
         first = drawn.randrange(300, 400)

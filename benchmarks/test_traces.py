@@ -88,15 +88,15 @@ def cost(how, path):
 
 def test_a_large_trace_is_analysed_in_a_fraction_of_the_time_and_memory(trace, show):
     rounds = [{how: cost(how, trace) for how in ("plain", "ours")} for _ in range(ROUNDS)]
-    for one in rounds:
-        assert one["ours"]["events"] == one["plain"]["events"]
-        assert one["ours"]["busy_sec"] == pytest.approx(one["plain"]["busy_sec"], rel=1e-6)
-    times = Spread.of([one["plain"]["wall_sec"] / one["ours"]["wall_sec"] for one in rounds])
+    for costs in rounds:
+        assert costs["ours"]["events"] == costs["plain"]["events"]
+        assert costs["ours"]["busy_sec"] == pytest.approx(costs["plain"]["busy_sec"], rel=1e-6)
+    times = Spread.of([costs["plain"]["wall_sec"] / costs["ours"]["wall_sec"] for costs in rounds])
     rows = [
         (
             how,
-            f"{min(one[how]['wall_sec'] for one in rounds):.1f}",
-            f"{max(one[how]['peak_mb'] for one in rounds):.0f}",
+            f"{min(costs[how]['wall_sec'] for costs in rounds):.1f}",
+            f"{max(costs[how]['peak_mb'] for costs in rounds):.0f}",
         )
         for how in ("plain", "ours")
     ]
@@ -104,5 +104,5 @@ def test_a_large_trace_is_analysed_in_a_fraction_of_the_time_and_memory(trace, s
     title = f"{size:.0f} MB, {rounds[0]['ours']['events']:,} events: {times.median:.1f} times faster"
     show(table(f"{title} ({times.low:.1f} .. {times.high:.1f})", ("", "best s", "peak MB"), rows))
     save("traces", rows, rounds=rounds)
-    assert max(one["ours"]["peak_mb"] for one in rounds) <= PEAK_MB
+    assert max(costs["ours"]["peak_mb"] for costs in rounds) <= PEAK_MB
     assert times.median >= TIMES

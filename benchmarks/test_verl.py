@@ -44,22 +44,27 @@ def measure(engine, folder, amount):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def differences(rounds, one, other):
+def differences(rounds, variant, other):
     """Return for each round the difference of two variants, in CPU seconds per step."""
-    return [answers[one]["cpu_sec"] - answers[other]["cpu_sec"] for answers in rounds]
+    return [answers[variant]["cpu_sec"] - answers[other]["cpu_sec"] for answers in rounds]
 
 
 def test_our_own_cpu_is_less_than_that_of_the_reference_s_logger(show, tmp_path: Path):
     rounds = measure("at_once", tmp_path, ROUNDS)
-    own = differences(rounds, "instrumented", "nothing")
+    differences_of_ours = differences(rounds, "instrumented", "nothing")
     # Measure the logger inside the rollout, as in the reference's fork, and in a loop, where it is cheapest.
     theirs = statistics.median(differences(rounds, "in_place", "nowhere"))
-    alone = statistics.median(one["reference"]["cpu_sec"] for one in rounds)
+    alone = statistics.median(answers["reference"]["cpu_sec"] for answers in rounds)
     # Divide medians: the difference of two long runs in a single round is too noisy for a ratio.
-    ours = statistics.median(own)
-    low, high = (bound / theirs for bound in interval(own))
+    ours = statistics.median(differences_of_ours)
+    low, high = (bound / theirs for bound in interval(differences_of_ours))
     rows = [
-        ("a step of verl", f"{statistics.median(one['nothing']['cpu_sec'] for one in rounds):.3f}", "", ""),
+        (
+            "a step of verl",
+            f"{statistics.median(answers['nothing']['cpu_sec'] for answers in rounds):.3f}",
+            "",
+            "",
+        ),
         ("the reference's logger, in the rollout", f"{theirs:.4f}", "1", ""),
         ("the same logger in a loop", f"{alone:.4f}", f"{alone / theirs:.3f}", ""),
         ("ours", f"{ours:.4f}", f"{ours / theirs:.3f}", f"{low:.3f} .. {high:.3f}"),

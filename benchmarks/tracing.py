@@ -29,8 +29,8 @@ def ours(path):
     """Do all that `trace analyze` does: streams, gaps with their reasons, graphs, stages, operators."""
     from sglang_instrument.traces.answers import analyse
 
-    one = analyse(path).traces[0]
-    return {"events": one.events, "busy_sec": one.use["busy_sec"]}
+    analysis = analyse(path).traces[0]
+    return {"events": analysis.events, "busy_sec": analysis.use["busy_sec"]}
 
 
 def main(how, path):

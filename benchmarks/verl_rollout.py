@@ -91,7 +91,7 @@ def in_place(rollout, prompts, step, folder, log=None):
 
 def reference(step, folder):
     """Return the CPU seconds per step of the reference's logger, in a loop over the events of these steps."""
-    records = [one for number in range(STEPS) for one in records_of(step + number * APART, folder)]
+    records = [record for number in range(STEPS) for record in records_of(step + number * APART, folder)]
     manager, to = StandIn(), str(Path(folder) / f"reference_{step}.jsonl")
     gc.collect()
     cpu = time.process_time()
@@ -108,7 +108,7 @@ def records_of(step, folder):
     """Return the records of events in the log of a step."""
     lines = (Path(folder) / f"run/step_{step}/worker_0.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    return [one for one in records if "workid" in one and one["event"] not in CONTROL_EVENTS]
+    return [record for record in records if "workid" in record and record["event"] not in CONTROL_EVENTS]
 
 
 def at_once(rollout, folder, pairs):

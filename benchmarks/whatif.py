@@ -49,12 +49,12 @@ def ratios(seed, shape, known=None):
     folder = Path(tempfile.mkdtemp())
     try:
         recorded = open_run(Queued(seed=seed, **shape).write(folder / "recorded"), cached=False)
-        model, found = Model(recorded.digest, known), {}
+        model, ratios_by_rule = Model(recorded.digest, known), {}
         for name, (rules, change) in RULES.items():
             real = open_run(Queued(seed=seed, **shape, **change).write(folder / name), cached=False)
             both = model.predict(rules).join(step_table(real.digest), on=["step", "validate"])
-            found[name] = (both["predicted_sec"] / both["busy_sec"]).to_list()
-        return found
+            ratios_by_rule[name] = (both["predicted_sec"] / both["busy_sec"]).to_list()
+        return ratios_by_rule
     finally:
         shutil.rmtree(folder)
 
@@ -64,13 +64,13 @@ def main(runs):
     off = 0
     for shape_name, shape in SHAPES.items():
         print(f"{shape_name}:")
-        found = [(ratios(seed, shape), ratios(seed, shape, EngineSpeed())) for seed in range(runs)]
+        fits = [(ratios(seed, shape), ratios(seed, shape, EngineSpeed())) for seed in range(runs)]
         for rule in RULES:
             fitted, plain = (
-                [value for one in each for value in one[rule]] for each in zip(*found, strict=True)
+                [value for fit in each for value in fit[rule]] for each in zip(*fits, strict=True)
             )
-            told = [f"{mean(each):.3f} ({min(each):.3f} .. {max(each):.3f})" for each in (fitted, plain)]
-            print(f"    {rule:<20}{told[0]}; by tokens alone {told[1]}", flush=True)
+            texts = [f"{mean(each):.3f} ({min(each):.3f} .. {max(each):.3f})" for each in (fitted, plain)]
+            print(f"    {rule:<20}{texts[0]}; by tokens alone {texts[1]}", flush=True)
             off += sum(abs(value - 1) > WITHIN for value in fitted)
     return int(off > 0)
 

@@ -36,9 +36,9 @@ def start(logs):
 
 def let_run(logs, on):
     """Let everything that watches a run go on, or stop it."""
-    found = _watching(logs)
-    assert len(found) >= 3, found
-    for _, pid in found:
+    watchers = _watching(logs)
+    assert len(watchers) >= 3, watchers
+    for _, pid in watchers:
         os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
 
 
@@ -59,15 +59,15 @@ def cpu_sec(logs):
 
 def _watching(logs):
     """Return (command, process) of those that name the run's folder."""
-    found = []
+    watchers = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if str(logs) in words and int(path.parent.name) != os.getpid():
-            found.append((" ".join(words)[:80], int(path.parent.name)))
-    return found
+            watchers.append((" ".join(words)[:80], int(path.parent.name)))
+    return watchers
 
 
 def _read_all(descriptor):

@@ -7,7 +7,7 @@ import shutil
 import msgspec
 import polars as pl
 import pytest
-from logged import own
+from logged import recorded_events
 from own_run import ODD, record_requests
 
 from sglang_instrument import SGLangLogManager
@@ -60,7 +60,7 @@ def test_an_instant_event_of_the_users_own_is_a_row_of_spans(recorded):
 def test_extra_is_the_text_of_the_log(recorded):
     lines = (recorded / "step_12/worker_0.jsonl").read_text().splitlines()
     told = open_run(recorded).sql("select extra, other_keys from spans")
-    assert len(told) == len(own(map(json.loads, lines))) == 10
+    assert len(told) == len(recorded_events(map(json.loads, lines))) == 10
     for text in told["extra"]:
         assert any(f'"extra":{text},"workid"' in line for line in lines)
     assert told["other_keys"].to_list() == [None] * 10

@@ -22,7 +22,7 @@ def test_updates_in_which_nothing_went_wrong_accuse_nobody(tmp_path):
 
 
 def test_every_call_after_the_update_without_a_flush_is_named_with_its_cached_tokens(tmp_path):
-    rows = lineage(open_run(run_with_updates(tmp_path, 1, kept=True), cached=False))
+    rows = lineage(open_run(run_with_updates(tmp_path, 1, keeps_cache=True), cached=False))
     stale = rows.filter(stale_most=20)
     assert len(stale) == len(rows.filter(first_weights=stale["first_weights"][0])) > 0
     assert stale["stale_most"].to_list() == stale["cached_tokens"].to_list()

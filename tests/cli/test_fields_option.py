@@ -5,7 +5,7 @@ import os
 import time
 
 import pytest
-from logged import own
+from logged import recorded_events
 from own_run import record_requests
 
 from sglang_instrument import bind, event, span, uninstall
@@ -37,7 +37,9 @@ def rows_of(asked, command, folder, *arguments):
 def logged(folder, group):
     """Return by group the values of the field `tool_calls`, from the lines of the log."""
     values = {}
-    for record in own(map(json.loads, (folder / "step_12/worker_0.jsonl").read_text().splitlines())):
+    for record in recorded_events(
+        map(json.loads, (folder / "step_12/worker_0.jsonl").read_text().splitlines())
+    ):
         if "tool_calls" in record["extra"]:
             values.setdefault(group(record), []).append(record["extra"]["tool_calls"])
     return values
@@ -163,7 +165,7 @@ def test_lines_of_others_with_long_and_deep_values_are_shown(recorded, asked):
 
 def test_a_request_shows_all_fields_of_all_its_events(recorded, asked):
     events = json.loads(asked("requests", recorded, "--request", "r7", "--json"))["events"]
-    lines = own(map(json.loads, (recorded / "step_12/worker_0.jsonl").read_text().splitlines()))
+    lines = recorded_events(map(json.loads, (recorded / "step_12/worker_0.jsonl").read_text().splitlines()))
     expected = [record for record in lines if record["extra"]["request_id"] == "r7"]
     assert len(events) == len(expected) == 5
     for name in ("parse", "cache_hit", "async_rollout_request_complete"):

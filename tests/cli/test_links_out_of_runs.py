@@ -104,7 +104,7 @@ def test_a_link_in_place_of_a_file_of_a_cache_is_not_written_through(
 @pytest.mark.parametrize("links", ["folder", "files"])
 def test_watch_that_listens_changes_no_file_of_the_user(links: str, users: Path, tmp_path: Path) -> None:
     run = LiveRun(tmp_path / "exp")
-    run.open(1, 0).request("a", at=1, duration_sec=1, tokens=100)
+    run.open(1, 0).request("a", time_sec=1, duration_sec=1, tokens=100)
     with served(run.folder) as (server, _):
         name = server.counters._name
         (users / name).write_bytes(b"the user's")

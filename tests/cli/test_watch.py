@@ -44,7 +44,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path, capsys):
 def test_a_folder_of_runs_means_the_newest(tmp_path, capsys):
     for number, name in enumerate(("old", "new")):
         run = LiveRun(tmp_path / name)
-        run.open(number + 1, 0).request("a", at=1, duration_sec=1)
+        run.open(number + 1, 0).request("a", time_sec=1, duration_sec=1)
         os.utime(run.folder / f"step_{number + 1}", (1e9 + number, 1e9 + number))
     assert main(["watch", str(tmp_path), "--once"]) == 0
     assert "step 2" in capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_one_of_several_runs_in_a_folder_is_shown_by_the_begin_of_its_id(tmp_pat
     for run, requests in ((first, 1), (second, 3)):
         file = run.open(1, 0)
         for number in range(requests):
-            file.request(f"r{number}", at=2, duration_sec=1)
+            file.request(f"r{number}", time_sec=2, duration_sec=1)
         file.close(3)
     for asked, run_id, requests in (
         ("@fir", "first-1", 1),

@@ -63,7 +63,10 @@ def test_files_of_two_disks_come_together(here, node):
     outcome = collect(CollectedFolder(here), a, b)
     assert texts(here) == {"step_1/worker_0.jsonl": "a0\na1\n", "step_1/worker_1.jsonl": "b0\n"}
     assert not outcome.missing
-    assert {name: (one.files, one.new_bytes, one.error) for name, one in outcome.nodes.items()} == {
+    assert {
+        name: (node_outcome.files, node_outcome.new_bytes, node_outcome.error)
+        for name, node_outcome in outcome.nodes.items()
+    } == {
         "a": (1, 6, None),
         "b": (1, 3, None),
     }
@@ -104,8 +107,10 @@ def test_a_shared_disk_is_read_once_by_all_of_its_nodes(here, node):
         log(a.folder, f"step_1/worker_{rank}.jsonl", f"line of {rank}")
     outcome = collect(CollectedFolder(here), a, b)
     assert len(texts(here)) == len(outcome.files) == 4
-    assert all(one.new_bytes > 0 for one in outcome.nodes.values())
-    assert sum(one.new_bytes for one in outcome.nodes.values()) == sum(map(len, texts(here).values()))
+    assert all(node_outcome.new_bytes > 0 for node_outcome in outcome.nodes.values())
+    assert sum(node_outcome.new_bytes for node_outcome in outcome.nodes.values()) == sum(
+        map(len, texts(here).values())
+    )
 
 
 def test_two_files_of_one_name_both_stay_and_a_process_keeps_its_name_in_all_folders(here, node):
@@ -116,12 +121,12 @@ def test_two_files_of_one_name_both_stay_and_a_process_keeps_its_name_in_all_fol
     log(b.folder, "step_2/worker_0.jsonl", "b's alone")
     described(b.folder, "worker_0", pid=2)
     collect(CollectedFolder(here), a, b)
-    found = texts(here)
-    assert found.keys() == {
+    collected = texts(here)
+    assert collected.keys() == {
         *("step_1/worker_0.jsonl", "step_1/worker_0.b.jsonl", "step_2/worker_0.b.jsonl"),
         *("processes/worker_0.json", "processes/worker_0.b.json"),
     }
-    assert (found["step_1/worker_0.jsonl"], found["step_1/worker_0.b.jsonl"]) == ("a0\n", "b0\n")
+    assert (collected["step_1/worker_0.jsonl"], collected["step_1/worker_0.b.jsonl"]) == ("a0\n", "b0\n")
     # Later, and with the nodes in another order, all keep their names.
     log(a.folder, "step_2/worker_0.jsonl", "a's, too")
     log(b.folder, "step_1/worker_0.jsonl", "b1")
@@ -169,7 +174,7 @@ def test_a_node_that_dies_in_the_middle_is_named_and_the_rest_is_whole(here, nod
     outcome = collect(CollectedFolder(here), a, b)
     assert outcome.nodes["a"].error is None
     assert outcome.nodes["b"].error == "ConnectionError: b died"
-    assert {path: (one.held_bytes, one.bytes) for path, one in outcome.missing.items()} == {
+    assert {path: (file.held_bytes, file.bytes) for path, file in outcome.missing.items()} == {
         "step_1/worker_1.jsonl": (80, 200)
     }
     assert len(texts(here)["step_1/worker_0.jsonl"]) == 200
@@ -302,15 +307,15 @@ def test_one_collects_into_a_folder_at_a_time(here):
 
 def test_a_collected_run_of_two_disks_reads_as_both(here, node):
     a, b = node("a"), node("b")
-    for seed, one in enumerate((a, b)):
-        synthetic_run(one.folder, steps=2, workers=2, requests=3, seed=seed)
+    for seed, disk_node in enumerate((a, b)):
+        synthetic_run(disk_node.folder, steps=2, workers=2, requests=3, seed=seed)
     for path in b.folder.rglob("*.jsonl"):  # nodes of one launch share its id
         path.write_text(path.read_text().replace("synthetic-1", "synthetic-0"))
     collect(CollectedFolder(here), a, b)
-    alone, both = [open_run(one.folder) for one in (a, b)], open_run(here)
+    alone, both = [open_run(disk_node.folder) for disk_node in (a, b)], open_run(here)
     assert both.health.ignored == []
     for name in ("requests", "turns"):
-        expected = pl.concat(getattr(one.digest, name) for one in alone)
+        expected = pl.concat(getattr(run.digest, name) for run in alone)
         table = getattr(both.digest, name)
         shared = [column for column in table.columns if column != "source"]
         assert_frame_equal(table.select(shared), expected.select(shared), check_row_order=False)
@@ -342,8 +347,8 @@ def pruned(folder):
 
 
 def test_files_that_were_pruned_here_are_not_brought_again(here, tmp_path):
-    there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
-    node = DiskNode("a", there)
+    source = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
+    node = DiskNode("a", source)
     whole = collect(CollectedFolder(here), node)
     requests = open_run(here).everything.requests
     assert pruned(here).files > 0
@@ -356,25 +361,25 @@ def test_files_that_were_pruned_here_are_not_brought_again(here, tmp_path):
 
 
 def test_a_pruned_file_that_is_another_inode_on_its_node_is_not_brought_again(here, tmp_path):
-    there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
-    collect(CollectedFolder(here), DiskNode("a", there))
+    source = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
+    collect(CollectedFolder(here), DiskNode("a", source))
     pruned(here)
-    shutil.copytree(there, tmp_path / "b")
+    shutil.copytree(source, tmp_path / "b")
     again = collect(CollectedFolder(here), DiskNode("a", tmp_path / "b"))
     assert (again.nodes["a"].new_bytes, again.pruned > 0) == (0, True)
 
 
 def test_a_pruned_file_that_grew_on_its_node_is_brought_as_a_whole(here, tmp_path):
-    there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
-    collect(CollectedFolder(here), DiskNode("a", there))
+    source = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
+    collect(CollectedFolder(here), DiskNode("a", source))
     requests = len(open_run(here).everything.requests)
     pruned(here)
-    [gone, *_] = [path for path in there.glob("step_*/*") if not (here / path.relative_to(there)).exists()]
+    [gone, *_] = [path for path in source.glob("step_*/*") if not (here / path.relative_to(source)).exists()]
     late = next(line for line in gone.read_text().splitlines() if '"async_rollout_request_complete"' in line)
     with gone.open("a") as file:
         file.write(late.replace(json.loads(late)["extra"]["request_id"], "late") + "\n")
-    assert collect(CollectedFolder(here), DiskNode("a", there)).missing == {}
-    assert (here / gone.relative_to(there)).read_bytes() == gone.read_bytes()
+    assert collect(CollectedFolder(here), DiskNode("a", source)).missing == {}
+    assert (here / gone.relative_to(source)).read_bytes() == gone.read_bytes()
     assert len(open_run(here).everything.requests) == requests + 1
 
 

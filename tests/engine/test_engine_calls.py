@@ -2,7 +2,7 @@
 
 import pytest
 from engine_calls import TRACEPARENT
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 pytestmark = pytest.mark.engine
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def logs(engine_run):
     """{file: [record, ...]} without control records."""
-    return {path: own(records) for path, records in read_records(engine_run.folder).items()}
+    return {path: recorded_events(records) for path, records in read_records(engine_run.folder).items()}
 
 
 def traceparents(logs, event):

@@ -112,14 +112,14 @@ def test_a_role_that_install_is_given_later_wins_and_goes_with_it(install):
 
 
 def test_a_process_that_is_told_its_role_repeatedly_notices_a_new_one():
-    def told(*asked):
+    def name_of(*asked):
         identity.learn(*asked)
         return identity.file_name("scheduler", identity.process_worker())
 
-    assert [told("scheduler", 2, 1), told("scheduler", 2, 1)] == ["scheduler_2_tp1", "scheduler_2_tp1"]
-    assert [told("scheduler", 3, 1), told("scheduler", 2, 1)] == ["scheduler_3_tp1", "scheduler_2_tp1"]
+    assert [name_of("scheduler", 2, 1), name_of("scheduler", 2, 1)] == ["scheduler_2_tp1", "scheduler_2_tp1"]
+    assert [name_of("scheduler", 3, 1), name_of("scheduler", 2, 1)] == ["scheduler_3_tp1", "scheduler_2_tp1"]
     identity.forget()
-    assert told("scheduler", 2, 1) == "scheduler_2_tp1"
+    assert name_of("scheduler", 2, 1) == "scheduler_2_tp1"
 
 
 def test_a_process_with_an_inherited_number_is_not_asked_for_it_again(monkeypatch):

@@ -92,10 +92,10 @@ def test_the_detokenizer_names_each_request_once_when_it_ends(killed):
 
 
 def test_a_request_says_what_it_was_answered(killed):
-    found = {extra["rid"]: extra for extra in killed.of("engine/server_0.jsonl", "engine_request")}
+    by_rid = {extra["rid"]: extra for extra in killed.of("engine/server_0.jsonl", "engine_request")}
     for rid, reply in zip(RIDS, killed.replies, strict=True):
-        assert found[rid]["completion_tokens"] == TOKENS == len(reply["output_ids"])
-        assert found[rid]["finish_reason"] == "length"
+        assert by_rid[rid]["completion_tokens"] == TOKENS == len(reply["output_ids"])
+        assert by_rid[rid]["finish_reason"] == "length"
 
 
 def test_no_batch_is_recorded_unless_it_is_asked_for(killed):

@@ -35,25 +35,25 @@ def test_a_profiled_step_leaves_its_trace_beside_its_records(engine_run, trace: 
 
 
 def test_a_real_engines_steps_equal_a_brute_force_read(trace: Path) -> None:
-    one = analyse(trace.parent, top=10_000).traces[0]
+    analysis = analyse(trace.parent, top=10_000).traces[0]
     whole = json.loads(gzip.decompress(trace.read_bytes()))
     events = [event for event in whole["traceEvents"] if event.get("cat") in KINDS and "dur" in event]
-    assert one.events == len(events)
-    assert (one.rank, one.on_gpu, one.truncated) == ("TP-0", False, False)
+    assert analysis.events == len(events)
+    assert (analysis.rank, analysis.on_gpu, analysis.truncated) == ("TP-0", False, False)
     marked: dict[str, list[float]] = {}
     for event in events:
         if event["name"].startswith("step["):
             stage = {"E": "prefill", "D": "decode"}[event["name"][5]]
             marked.setdefault(stage, []).append(event["dur"])
     assert set(marked) == {"prefill", "decode"}
-    rows = {row["stage"]: row for row in one.tables["stages"]}
+    rows = {row["stage"]: row for row in analysis.tables["stages"]}
     for stage, times in marked.items():
         assert rows[stage]["steps"] == len(times)
         assert rows[stage]["step_sec"] == pytest.approx(sum(times) / 1e6)
-    assert one.use["busy_sec"] == pytest.approx(sum(map(sum, marked.values())) / 1e6)
+    assert analysis.use["busy_sec"] == pytest.approx(sum(map(sum, marked.values())) / 1e6)
     begins = [event["ts"] for event in events]
-    assert one.window_sec * 1e6 == pytest.approx(
+    assert analysis.window_sec * 1e6 == pytest.approx(
         max(event["ts"] + event["dur"] for event in events) - min(begins), abs=1.0
     )
     counts = Counter(event["name"] for event in events)
-    assert {row["name"]: row["count"] for row in one.tables["cpu_ops"]} == counts
+    assert {row["name"]: row["count"] for row in analysis.tables["cpu_ops"]} == counts

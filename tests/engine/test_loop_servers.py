@@ -23,11 +23,11 @@ LOOPS = {"one": ("synchronous", 2, 0.5), "two": ("synchronous", 2, 0.5), "off": 
 
 @pytest.fixture(scope="module")
 def runs(two_servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    logs, found = tmp_path_factory.mktemp("loop") / "logs", {}
+    logs, folders = tmp_path_factory.mktemp("loop") / "logs", {}
     for name, (shape, steps, train_sec) in LOOPS.items():
         servers = two_servers[:1] if name == "one" else two_servers
-        found[name] = train(logs, servers, "off" if "off" in shape else "sync", steps, train_sec, REQUESTS)
-    return found
+        folders[name] = train(logs, servers, "off" if "off" in shape else "sync", steps, train_sec, REQUESTS)
+    return folders
 
 
 @pytest.mark.parametrize("name", LOOPS)

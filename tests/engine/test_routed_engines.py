@@ -39,9 +39,9 @@ def test_each_server_says_what_its_own_metrics_say(
     routed: Routed, step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = answer(capsys, routed, "servers", step)["servers"]
-    told = sorted(tuple(row[name] for name in COUNTED) for row in rows)
-    counted = sorted(tuple(one[name] for name in COUNTED.values()) for one in routed.counted[step])
-    assert told == counted
+    reported = sorted(tuple(row[name] for name in COUNTED) for row in rows)
+    counted = sorted(tuple(counters[name] for name in COUNTED.values()) for counters in routed.counted[step])
+    assert reported == counted
     assert sum(row["calls"] for row in rows) == TALKS * TURNS
 
 
@@ -58,16 +58,16 @@ def test_hits_by_turn_are_those_of_the_replies(
 def test_a_cache_aware_router_keeps_conversations_and_round_robin_does_not(
     routed: Routed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spread, kept, old = (answer(capsys, routed, "servers", step)["affinity"] for step in POLICIES)
-    for told in (spread, kept, old):
-        assert told["conversations"] == TALKS
-        assert told["later_calls"] == TALKS * (TURNS - 1)
-    assert kept["stayed_share"] == 1
-    for told in (spread, old):  # half of two turns, and any of the second turn: that depends on the first
-        assert 12 / 36 <= told["stayed_share"] <= 24 / 36
-    assert kept["cached_share"] > spread["cached_share"]
+    spread, sticky, old = (answer(capsys, routed, "servers", step)["affinity"] for step in POLICIES)
+    for affinity in (spread, sticky, old):
+        assert affinity["conversations"] == TALKS
+        assert affinity["later_calls"] == TALKS * (TURNS - 1)
+    assert sticky["stayed_share"] == 1
+    for affinity in (spread, old):  # half of two turns, and any of the second turn: that depends on the first
+        assert 12 / 36 <= affinity["stayed_share"] <= 24 / 36
+    assert sticky["cached_share"] > spread["cached_share"]
     assert spread["cached_share_stayed"] > spread["cached_share_moved"]
-    assert kept["read_again_tokens"] < spread["read_again_tokens"]
+    assert sticky["read_again_tokens"] < spread["read_again_tokens"]
 
 
 def test_schedulers_tell_how_full_their_caches_are(

@@ -91,10 +91,10 @@ def counted(server, name):
     """Return the sum of one of the server's own counters."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
         text = reply.read().decode()
-    return sum(float(one) for one in re.findall(rf"^sglang:{name}\{{.*\}} (\S+)$", text, re.M))
+    return sum(float(number) for number in re.findall(rf"^sglang:{name}\{{.*\}} (\S+)$", text, re.M))
 
 
-def told(log):
+def logged_requests(log):
     """Return the requests whose tokens are logged: with their answer, or when they are aborted."""
     answers = records_of(log, "server_0.jsonl", "engine_request")
     whole = [record for record in answers if "completion_tokens" in record["extra"]]
@@ -117,15 +117,15 @@ def run(served):
     # answered the abort: later than it logs the end of the call.
     wait_for(lambda: since("num_requests_total") == REQUESTS, lambda: since("num_requests_total"))
     tokens = since("generation_tokens_total")
-    wait_for(lambda: told(log / "engine") >= LEFT, lambda: told(log / "engine"))
+    wait_for(lambda: logged_requests(log / "engine") >= LEFT, lambda: logged_requests(log / "engine"))
     return served.end_part("waste"), tokens
 
 
 def test_its_sums_are_those_of_the_server_within_a_hundredth(run, capsys):
     folder, tokens = run
     assert main(["waste", str(folder), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    engine, total = told["engine"], told["total"]
+    waste = json.loads(capsys.readouterr().out)
+    engine, total = waste["engine"], waste["total"]
     assert 8 * 40 < tokens < 8 * 40 + 6 * 480  # some were cut off
     assert engine["generated"] == pytest.approx(tokens, rel=0.01)
     assert total["generated"] + 2 == pytest.approx(tokens, rel=0.01)  # two outside of steps

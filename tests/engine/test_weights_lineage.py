@@ -128,16 +128,16 @@ def test_an_update_has_its_parts_as_the_server_went_through_them(run):
     assert paused["pause_sec"] > 0
     assert paused["resume_sec"] > 0
     assert paused["wall_sec"] > 2  # the time between pause and resume belongs to it
-    assert [one["server"] for one in paused["servers"]] == ["scheduler_0_tp0"]
+    assert [server["server"] for server in paused["servers"]] == ["scheduler_0_tp0"]
 
 
 def test_an_update_that_aborts_everything_is_found_and_so_are_stale_prefixes(updated, run):
-    found = {one.cause: one for one in weights_findings(run)}
-    assert set(found) == {"stale-prefix", "aborting-update"}
+    by_cause = {finding.cause: finding for finding in weights_findings(run)}
+    assert set(by_cause) == {"stale-prefix", "aborting-update"}
     aborted = [rid for rid, how in updated[0].ended.items() if how == "abort"]
     assert len(aborted) >= 2
-    assert found["aborting-update"].evidence["aborted"] == len(aborted)
-    assert found["stale-prefix"].evidence["sure"] == 2
+    assert by_cause["aborting-update"].evidence["aborted"] == len(aborted)
+    assert by_cause["stale-prefix"].evidence["sure"] == 2
 
 
 def test_labels_that_lie_are_found(updated, tmp_path):
@@ -150,15 +150,19 @@ def test_labels_that_lie_are_found(updated, tmp_path):
             if line["event"] == "engine_request" and line["extra"]["rid"] == "flushed":
                 line["extra"]["weight_version"] = "4"
         copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    wrong = [one for one in weights_findings(open_run(folder, cached=False)) if one.cause == "wrong-label"]
-    assert [one.evidence["named"][0]["rid"] for one in wrong] == ["flushed"]
+    wrong = [
+        finding
+        for finding in weights_findings(open_run(folder, cached=False))
+        if finding.cause == "wrong-label"
+    ]
+    assert [finding.evidence["named"][0]["rid"] for finding in wrong] == ["flushed"]
 
 
 def test_the_command_prints_them(updated, capsys):
     assert main(["weights", str(updated[1])]) == 0
     assert "2 of " in capsys.readouterr().out
     assert main(["weights", str(updated[1]), "--lineage", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {row["rid"] for row in told["lineage"]} >= {"kept", "new", "last"}
+    answer = json.loads(capsys.readouterr().out)
+    assert {row["rid"] for row in answer["lineage"]} >= {"kept", "new", "last"}
     assert main(["weights", str(updated[1]), "--update", "9"]) == 2
     assert "there are 4" in capsys.readouterr().err

@@ -197,7 +197,7 @@ def test_events_give_the_time_of_the_kernels_and_wait_for_none(events, matrix):
     time.sleep(0.01)
     with span("parse"):
         pass
-    [timed] = [one for one in events if one.event == "preprocessing_duration"]
+    [timed] = [span for span in events if span.event == "preprocessing_duration"]
     assert timed.device_sec == pytest.approx(began.elapsed_time(ended) / 1e3, rel=0.05)
     assert timed.duration_sec < timed.device_sec
 
@@ -235,9 +235,9 @@ def test_events_of_several_threads_are_each_asked_for_where_they_were_recorded(e
         thread.start()
     for thread in threads:
         thread.join()
-    timed = [one for one in events if one.event == "preprocessing_duration"]
+    timed = [span for span in events if span.event == "preprocessing_duration"]
     assert len(timed) == 4
-    assert all(one.device_sec > 0 for one in timed)
+    assert all(span.device_sec > 0 for span in timed)
 
 
 def test_device_sec_is_in_the_log(tmp_path, matrix):

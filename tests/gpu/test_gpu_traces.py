@@ -42,10 +42,10 @@ def trace(tmp_path_factory):
 
 
 def test_a_real_gpu_trace_equals_a_brute_force_read(trace):
-    one = analyse(trace, top=1000).traces[0]
-    check_against_brute_force(trace, one)
-    (graphs,) = one.tables["graphs"]
+    analysis = analyse(trace, top=1000).traces[0]
+    check_against_brute_force(trace, analysis)
+    (graphs,) = analysis.tables["graphs"]
     assert (graphs["stage"], graphs["launches"]) == ("decode", 5)
-    assert steps_by_stage(one) == {"prefill": 1, "decode": 5}
-    assert len(one.tables["streams"]) >= 2
-    assert any("DtoH" in row["name"] for row in one.tables["copies"])
+    assert steps_by_stage(analysis) == {"prefill": 1, "decode": 5}
+    assert len(analysis.tables["streams"]) >= 2
+    assert any("DtoH" in row["name"] for row in analysis.tables["copies"])

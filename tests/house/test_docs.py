@@ -159,7 +159,9 @@ def test_the_output_that_is_shown_has_the_columns_that_are_printed():
     assert {block.page for block in shown} == pages
     for block in shown:
         above = block.text.partition("──")[0].splitlines()
-        titles = [at for at, line in enumerate(above) if line.startswith(("logs/", "what SGLang's own"))]
+        titles = [
+            index for index, line in enumerate(above) if line.startswith(("logs/", "what SGLang's own"))
+        ]
         header = above[titles[-1] + 1 :]
         assert " ".join(header).split(), str(block)
         assert set(" ".join(header).split()) <= known, str(block)
@@ -169,8 +171,10 @@ def patterns_of(path):
     """Return the strings of a source as regular expressions; what is filled in matches anything."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.JoinedStr):
-            words = "".join(one.value for one in node.values if isinstance(one, ast.Constant))
-            parts = (re.escape(one.value) if isinstance(one, ast.Constant) else ".+" for one in node.values)
+            words = "".join(part.value for part in node.values if isinstance(part, ast.Constant))
+            parts = (
+                re.escape(part.value) if isinstance(part, ast.Constant) else ".+" for part in node.values
+            )
             if len(words) > 8:  # else it fits nearly any line, and would prove nothing
                 yield "".join(parts)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -182,13 +186,15 @@ def test_what_doctor_prints_on_the_page_of_troubleshooting_is_what_it_prints():
     known = [*patterns_of(ROOT / "sglang_instrument/cli/commands/doctor.py")]
     [shown] = [block for block in blocks("text") if block.page == "docs/how-to/troubleshooting.md"]
     for line in shown.text.splitlines():
-        about, found = line[9:19].strip(), line[19:]
+        about, finding = line[9:19].strip(), line[19:]
         assert about in known, line
-        assert about == "folder" or any(re.fullmatch(one, found) for one in known), line  # a path alone
+        assert about == "folder" or any(re.fullmatch(pattern, finding) for pattern in known), (
+            line
+        )  # a path alone
     quoted = re.findall(r'"([^"\n]+)"(?= means| \| `doctor`)', page)
     assert len(quoted) == 2
     for words in quoted:
-        assert any(re.escape(words) in one for one in known), words
+        assert any(re.escape(words) in pattern for pattern in known), words
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_the_table_of_the_languages_page_measures_what_it_says(run_script, tmp_p
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables/rollout.toml").write_text(block.text)
     script = run_script(TRAIN, **{f"{PREFIX}PATCHES": str(tmp_path / "tables")})
-    records = {one["event"]: one for one in script.records["step_7/worker_0.jsonl"]}
+    records = {record["event"]: record for record in script.records["step_7/worker_0.jsonl"]}
     request, turn = records["async_rollout_request_complete"], records["turn_engine_call"]
     assert turn["extra"] == {"request_id": "r7", "finish_reason": "stop"}
     assert request["extra"] == {"request_id": "r7", "response_length": 3, "engine_time": turn["duration_sec"]}

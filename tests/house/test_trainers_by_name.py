@@ -15,7 +15,7 @@ EXCEPT = {"demo", "foreign"}
 HELPS = {"HELP", "EPILOG"}
 
 
-def told(tree):
+def sentences_of(tree):
     """Return the constants of docstrings and help texts."""
     docstrings = [
         node.body[0].value
@@ -34,12 +34,12 @@ def told(tree):
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         )
     ]
-    return {id(inner) for one in docstrings + helps for inner in ast.walk(one)}
+    return {id(inner) for sentence in docstrings + helps for inner in ast.walk(sentence)}
 
 
 def words(tree):
     """Yield each name and each string of the code that is no sentence for people, with its line."""
-    spoken = told(tree)
+    spoken = sentences_of(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in spoken:
             if " " in node.value:
@@ -53,14 +53,14 @@ def words(tree):
 
 def test_no_trainer_is_named_in_the_code():
     assert len(TRAINERS) >= 4
-    found = [
+    named = [
         f"{path.relative_to(ROOT)}:{line}: {word}"
         for path in sorted(PACKAGE.rglob("*.py"))
         if not EXCEPT & set(path.relative_to(PACKAGE).parts)
         for line, word in words(ast.parse(path.read_text()))
         if NAMED.search(word)
     ]
-    assert found == []
+    assert named == []
 
 
 def test_each_trainer_says_what_it_is_as_a_whole():

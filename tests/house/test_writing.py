@@ -31,30 +31,32 @@ ALLOWED = {
 
 def changes_in(tree: ast.AST) -> list[str]:
     """Return the calls in a file that change files, by what they call."""
-    found = []
+    changes = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         name, owner = node.func.attr, node.func.value
         of_module = owner.id if isinstance(owner, ast.Name) else ""
-        modes = [one.value for one in node.args[:2] if isinstance(one, ast.Constant)]
+        modes = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
         opens = name == "open" and any(isinstance(mode, str) and set(mode) & set("wax+") for mode in modes)
         is_path = name == "replace" and len(node.args) == 1 and not node.keywords and of_module != "pl"
         frames = isinstance(owner, ast.Call) or of_module in {"msgspec", "pl", "left"}
         if opens or (name in CHANGES and of_module not in {"copy"}) or (of_module == "os" and name in OF_OS):
-            found.append(f"{of_module}.{name}")
+            changes.append(f"{of_module}.{name}")
         elif is_path and not frames and not isinstance(node.args[0], ast.Name | ast.Dict):
-            found.append(f"{of_module}.replace")
-    return found
+            changes.append(f"{of_module}.replace")
+    return changes
 
 
 def test_only_safe_files_changes_files() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     names = {path: path.relative_to(ROOT).as_posix() for path in files}
     wrong = {
-        name: found
+        name: changes
         for path, name in names.items()
-        if name not in ALLOWED and name not in READING and (found := changes_in(ast.parse(path.read_text())))
+        if name not in ALLOWED
+        and name not in READING
+        and (changes := changes_in(ast.parse(path.read_text())))
     }
     assert wrong == {}
 

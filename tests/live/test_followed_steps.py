@@ -33,9 +33,9 @@ def parts():
 def test_requests_of_older_steps_are_forgotten(run, live):
     of_other_tests = parts()
     for step in range(12):
-        file = run.open(step, 0, at=step)
+        file = run.open(step, 0, time_sec=step)
         for number in range(50):
-            file.request(f"r{number}", at=step + 0.5, duration_sec=0.1)
+            file.request(f"r{number}", time_sec=step + 0.5, duration_sec=0.1)
         file.close(step + 0.9)
         live.catch_up()
     kept = [one for one in parts() if not any(one is other for other in of_other_tests)]
@@ -44,8 +44,8 @@ def test_requests_of_older_steps_are_forgotten(run, live):
 
 
 def test_a_hang_in_an_older_step_that_goes_on_is_told(run, live):
-    old, new = run.open(1, 0), run.open(2, 0, at=1)
-    old.request("fine", at=2, duration_sec=1)
+    old, new = run.open(1, 0), run.open(2, 0, time_sec=1)
+    old.request("fine", time_sec=2, duration_sec=1)
     spans = [{"event": "tool_execution", "request_id": "stuck", "turn": 0, "age_sec": 900, "stack": []}]
     old.control("open_spans", 900, spans=spans)
     for file in (old, new):
@@ -58,26 +58,26 @@ def test_a_hang_in_an_older_step_that_goes_on_is_told(run, live):
 
 def test_a_file_that_vanishes_for_a_moment_is_not_counted_twice(run, live):
     file = run.open(1, 0)
-    file.request("a", at=2, duration_sec=1)
+    file.request("a", time_sec=2, duration_sec=1)
     live.catch_up()
     hidden = file.path.with_suffix(".hidden")
     file.path.rename(hidden)
     live.catch_up()
     hidden.rename(file.path)
-    file.request("b", at=4, duration_sec=1)
+    file.request("b", time_sec=4, duration_sec=1)
     assert live.catch_up().step.requests_done == 2
     step, moved = file.path.parent, run.folder / "moved"
     step.rename(moved)
     live.catch_up()
     moved.rename(step)
-    file.request("c", at=6, duration_sec=1)
+    file.request("c", time_sec=6, duration_sec=1)
     assert live.catch_up().step.requests_done == 3
 
 
 def test_a_wanted_run_is_not_left_for_one_whose_name_begins_alike(tmp_path):
     wanted, other = (LiveRun(tmp_path / "exp", name) for name in ("job-1", "job-10"))
-    wanted.open(1, 0).request("a", at=2, duration_sec=1)
-    other.open(2, 0, at=5).request("b", at=6, duration_sec=1)
+    wanted.open(1, 0).request("a", time_sec=2, duration_sec=1)
+    other.open(2, 0, time_sec=5).request("b", time_sec=6, duration_sec=1)
     live = Follower(tmp_path / "exp", "job-1", with_done=False)
     snapshot = live.catch_up()
     live.stop()
@@ -89,9 +89,9 @@ def test_two_runs_that_log_at_once_do_not_take_turns(tmp_path):
     live = Follower(tmp_path / "exp", with_done=False)
     seen = []
     for step in range(4):
-        first.open(step, 0, at=2 * step)
+        first.open(step, 0, time_sec=2 * step)
         seen.append(live.catch_up().run_id)
-        second.open(step, 1, at=2 * step + 1)
+        second.open(step, 1, time_sec=2 * step + 1)
         seen.append(live.catch_up().run_id)
     live.stop()
     assert seen == ["first", *["second"] * 7]

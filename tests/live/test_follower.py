@@ -59,16 +59,16 @@ def dead_pid():
 def test_a_step_in_progress_is_counted(run, follow):
     first, second = run.open(1, 0), run.open(1, 1)
     for number in range(4):
-        first.request(f"a{number}", at=10, duration_sec=9, tokens=100)
+        first.request(f"a{number}", time_sec=10, duration_sec=9, tokens=100)
     first.control("request_start", 2, request_id="a9")
-    second.request("b0", at=5, duration_sec=3)
+    second.request("b0", time_sec=5, duration_sec=3)
     step = follow(run.folder).step
     assert (step.step, step.validate, step.requests_done, step.requests_open) == (1, False, 5, 1)
     assert step.tokens == 410
     assert 8 < step.age_sec < 10 + BUSY_SEC
     assert step.requests_expected is None
     assert [(one.request_id, one.worker) for one in step.oldest] == [("a9", 0)]
-    first.request("a9", at=11, duration_sec=9)
+    first.request("a9", time_sec=11, duration_sec=9)
     step = follow(run.folder).step
     assert (step.requests_done, step.requests_open) == (6, 0)
 
@@ -92,8 +92,8 @@ def test_open_now_is_forgotten_when_all_that_it_named_ended(run, follow):
     file = run.open(1, 0)
     file.open_now(1.0, {"turn_end": 2}, [])
     assert follow(run.folder).step.requests_open == 2
-    file.request("r0", at=2, duration_sec=2)
-    file.request("r1", at=2, duration_sec=2)
+    file.request("r0", time_sec=2, duration_sec=2)
+    file.request("r1", time_sec=2, duration_sec=2)
     file.span("sorting_duration", 20, 0.1)
     step = follow(run.folder).step
     assert (step.requests_open, step.open) == (0, {})
@@ -145,7 +145,7 @@ def test_a_tool_that_does_not_end_hangs(run, follow):
 
 def test_a_long_request_is_no_hang(run, follow):
     file = run.open(1, 0)
-    file.request("r0", at=60, duration_sec=59)
+    file.request("r0", time_sec=60, duration_sec=59)
     file.control(
         "open_spans",
         70,
@@ -159,12 +159,12 @@ def test_a_long_request_is_no_hang(run, follow):
 
 
 def test_a_request_far_older_than_all_that_ended_hangs(run, follow):
-    run.open(1, 0).request("r0", at=20, duration_sec=19)
-    file = run.open(2, 0, at=30)
+    run.open(1, 0).request("r0", time_sec=20, duration_sec=19)
+    file = run.open(2, 0, time_sec=30)
     old = {"event": "turn_end", "request_id": "r1", "turn": 0, "age_sec": 59}
     file.open_now(90, {"turn_end": 1}, [old])
     assert not follow(run.folder).problems  # long requests end last: the first step says nothing of them
-    run.open(1, 0, at=29).close(29)
+    run.open(1, 0, time_sec=29).close(29)
     (problem,) = follow(run.folder).problems
     assert problem.kind == "hang"
     assert "request r1" in problem.sentence
@@ -181,7 +181,7 @@ def test_all_workers_in_a_barrier_are_stuck(run, follow):
 def test_a_process_that_is_gone_in_the_middle_of_a_step_died(run, follow):
     run.process("worker_0", os.getpid())
     run.process("worker_1", dead_pid())
-    run.open(1, 0).request("a", at=2, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=2, duration_sec=1)
     run.open(1, 1).open_now(2.0, {"turn_end": 7}, [])
     snapshot = follow(run.folder)
     assert snapshot.ended is None
@@ -207,7 +207,7 @@ def test_a_process_on_another_host_that_falls_silent_with_requests_open_died(run
 def test_a_run_that_ended_says_so(run, follow):
     run.process("worker_0", dead_pid(), log_closed=True)
     file = run.open(1, 0)
-    file.request("a", at=2, duration_sec=1)
+    file.request("a", time_sec=2, duration_sec=1)
     file.close(3)
     file.control("log_closed", 4)
     snapshot = follow(run.folder)
@@ -241,14 +241,14 @@ def test_lost_records_are_told(run, follow):
 
 def test_totals_only_grow(run, follow):
     file = run.open(1, 0)
-    file.request("a", at=2, duration_sec=1.5)
+    file.request("a", time_sec=2, duration_sec=1.5)
     file.span("async_rollout_request_complete", 3, 2, request_id="b", error="ValueError")
     counted = follow(run.folder).totals["worker", 0]
     assert (counted.requests, counted.failed_requests, counted.tokens) == (2, 1, 10)
     assert counted.events["async_rollout_request_complete", "request"] == (2, 3.5)
     assert counted.events["request_start", "request"] == (1, 0.0)
     file.close(4)
-    run.open(2, 0).request("c", at=6, duration_sec=1)
+    run.open(2, 0).request("c", time_sec=6, duration_sec=1)
     counted = follow(run.folder).totals["worker", 0]
     assert counted.requests == 3
     assert counted.events["async_rollout_request_complete", "request"] == (3, 4.5)
@@ -309,7 +309,7 @@ def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, follow):
     run = LiveRun(logs / "exp")
     (run.folder / "step_1").mkdir(parents=True)
     assert follow(logs).waiting == f"{run.folder}: no records yet"
-    run.open(1, 0).request("a", at=2, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=2, duration_sec=1)
     snapshot = follow(logs)
     assert snapshot.waiting is None
     assert snapshot.step.requests_done == 1
@@ -318,10 +318,10 @@ def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, follow):
 def test_of_a_folder_of_runs_it_follows_the_newest(tmp_path, follow, monkeypatch):
     monkeypatch.setattr(followed_run, "_QUIET_SEC", 0.0)
     old, new = LiveRun(tmp_path / "old"), LiveRun(tmp_path / "new")
-    old.open(1, 0).request("a", at=2, duration_sec=1)
+    old.open(1, 0).request("a", time_sec=2, duration_sec=1)
     assert follow(tmp_path).logs == str(old.folder)
     os.utime(old.folder / "step_1", (1e9, 1e9))
-    new.open(5, 0).request("a", at=2, duration_sec=1)
+    new.open(5, 0).request("a", time_sec=2, duration_sec=1)
     snapshot = follow(tmp_path)
     assert (snapshot.logs, snapshot.step.step) == (str(new.folder), 5)
 
@@ -329,21 +329,21 @@ def test_of_a_folder_of_runs_it_follows_the_newest(tmp_path, follow, monkeypatch
 def test_a_restarted_run_begins_anew(tmp_path, follow):
     first = LiveRun(tmp_path / "exp", "run-1")
     for step in (1, 2, 3):
-        first.open(step, 0, at=step * 10).request("a", at=step * 10 + 2, duration_sec=1)
+        first.open(step, 0, time_sec=step * 10).request("a", time_sec=step * 10 + 2, duration_sec=1)
     assert follow(first.folder).step.step == 3
     second = LiveRun(tmp_path / "exp", "run-2", begin_us=first.begin_us + 100_000_000)
-    second.open(2, 0).request("b", at=2, duration_sec=1)
+    second.open(2, 0).request("b", time_sec=2, duration_sec=1)
     snapshot = follow(first.folder)
     assert (snapshot.run_id, snapshot.step.step, snapshot.step.requests_done) == ("run-2", 2, 1)
     assert [one.step for one in snapshot.workers] == [2]
-    first.open(3, 0, at=50).request("late", at=51, duration_sec=1)
+    first.open(3, 0, time_sec=50).request("late", time_sec=51, duration_sec=1)
     assert follow(first.folder).step.requests_done == 1
 
 
 def test_steps_that_a_restarted_run_does_again_are_no_longer_finished(tmp_path, follow):
     logs = synthetic_run(tmp_path / "exp", steps=3, workers=2, requests=3)
     assert [one.step for one in follow(logs, with_done=True).done] == [1, 2, 3]
-    LiveRun(logs, "run-2").open(2, 0).request("b", at=2, duration_sec=1)
+    LiveRun(logs, "run-2").open(2, 0).request("b", time_sec=2, duration_sec=1)
     snapshot = follow(logs, with_done=True)
     assert snapshot.run_id == "run-2"
     assert [one.step for one in snapshot.done] == [1]
@@ -351,8 +351,8 @@ def test_steps_that_a_restarted_run_does_again_are_no_longer_finished(tmp_path, 
 
 def test_a_follower_that_is_started_again_tells_the_same(run, follow):
     file = run.open(1, 0)
-    file.request("a", at=2, duration_sec=1)
-    run.open(2, 0, at=10).request("b", at=12, duration_sec=1)
+    file.request("a", time_sec=2, duration_sec=1)
+    run.open(2, 0, time_sec=10).request("b", time_sec=12, duration_sec=1)
     first, again = follow(run.folder), Follower(run.folder, with_done=False)
     second = again.catch_up()
     assert (first.step.step, first.step.requests_done) == (second.step.step, second.step.requests_done)
@@ -362,7 +362,7 @@ def test_a_follower_that_is_started_again_tells_the_same(run, follow):
 
 
 def test_a_folder_that_vanishes_is_waited_for(run, follow):
-    run.open(1, 0).request("a", at=2, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=2, duration_sec=1)
     follow(run.folder)
     run.folder.rename(run.folder.with_name("moved"))
     assert follow(run.folder).waiting == f"{run.folder}: no such folder yet"
@@ -372,7 +372,7 @@ def test_a_folder_that_vanishes_is_waited_for(run, follow):
 
 def test_clocks_that_jump_move_no_age(run, follow, monkeypatch):
     file = run.open(1, 0)
-    file.request("a", at=2, duration_sec=1)
+    file.request("a", time_sec=2, duration_sec=1)
     file.control("request_start", 2, request_id="b")
     age_sec = follow(run.folder).step.age_sec
     for jump_sec in (-7200, 7200):
@@ -387,7 +387,7 @@ def test_clocks_that_jump_move_no_age(run, follow, monkeypatch):
 
 def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
     file, returns = run.open(1, 0), threading.Event()
-    file.request("a", at=2, duration_sec=1)
+    file.request("a", time_sec=2, duration_sec=1)
     monkeypatch.setattr(follower, "_HANGS_SEC", 0.2)
     monkeypatch.setattr(follower, "_ROUND_SEC", 0.05)
     live = Follower(run.folder, with_done=False)
@@ -401,7 +401,7 @@ def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
         return real(path)
 
     monkeypatch.setattr(tail, "open_regular", hangs)
-    file.request("b", at=3, duration_sec=1)
+    file.request("b", time_sec=3, duration_sec=1)
     assert opening.wait(BUSY_SEC)
     wait_until(live, lambda now: now.problems)
     for _ in range(3):
@@ -415,7 +415,7 @@ def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
 
 
 def test_a_round_that_computes_for_long_is_not_a_disk_that_hangs(run, monkeypatch):
-    run.open(1, 0).request("a", at=2, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=2, duration_sec=1)
     monkeypatch.setattr(follower, "_HANGS_SEC", 0.1)
     real = FollowedRun.read
 
@@ -431,7 +431,7 @@ def test_a_round_that_computes_for_long_is_not_a_disk_that_hangs(run, monkeypatc
 
 def test_a_disk_that_hangs_ends_a_single_look(run, monkeypatch):
     returns = threading.Event()
-    run.open(1, 0).request("a", at=2, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=2, duration_sec=1)
     monkeypatch.setattr(follower, "_HANGS_SEC", 0.2)
     monkeypatch.setattr(tail, "open_regular", lambda path: returns.wait() and None)
     with pytest.raises(LogError, match="its disk hangs"):
@@ -455,7 +455,7 @@ def test_hostile_names_are_plain_in_a_snapshot(run, follow):
 
 
 def test_records_outside_of_steps_are_no_step(run, follow):
-    run.open(0, 0, step_bound=False).request("a", at=2, duration_sec=1)
+    run.open(0, 0, step_bound=False).request("a", time_sec=2, duration_sec=1)
     snapshot = follow(run.folder)
     assert snapshot.step is None
     assert snapshot.totals["worker", 0].records == 3
@@ -483,12 +483,12 @@ def test_a_step_in_progress_has_a_forecast_once_one_has_ended(tmp_path):
 
 def test_a_request_that_the_forecast_gives_up_hangs(run, follow):
     for step in (1, 2, 3):
-        file = run.open(step, 0, at=step * 20)
+        file = run.open(step, 0, time_sec=step * 20)
         for number in range(6):
             file.span("tool_execution", step * 20 + 4, 3 + number / 9, request_id=f"{step}-{number}", turn=0)
-            file.request(f"{step}-{number}", at=step * 20 + 5 + number, duration_sec=4 + number)
+            file.request(f"{step}-{number}", time_sec=step * 20 + 5 + number, duration_sec=4 + number)
         file.close(step * 20 + 12)
-    file = run.open(4, 0, at=80)
+    file = run.open(4, 0, time_sec=80)
     file.span("tool_execution", 84, 3, request_id="4-0", turn=0)
     stuck = {"event": "tool_execution", "request_id": "r9", "turn": 0, "age_sec": 10.9, "stack": []}
     file.control("open_spans", 91, open=1, spans=[stuck])
@@ -537,8 +537,8 @@ def test_a_call_that_ended_does_not_begin_again():
 
 
 def write_step(run, step, begun):
-    file = run.open(step, 0, at=begun)
-    file.request(f"r{step}", at=begun + 2, duration_sec=1)
+    file = run.open(step, 0, time_sec=begun)
+    file.request(f"r{step}", time_sec=begun + 2, duration_sec=1)
     file.close(begun + 3)
 
 
@@ -565,7 +565,7 @@ def test_analysis_rests_after_it_worked_and_then_makes_up_for_it(run, monkeypatc
 def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(run):
     live = Follower(run.folder)
     file = run.open(1, 0)
-    file.request("a", at=2, duration_sec=1)
+    file.request("a", time_sec=2, duration_sec=1)
     file.close(3)
     assert [one.step for one in live.catch_up().done] == [1]
     analyst = live._run._analyst
@@ -573,8 +573,8 @@ def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(
     analyst._listener.join()
     live.round()
     assert "has ended" in live.snapshot().problems[0].sentence
-    file = run.open(2, 0, at=4)
-    file.request("b", at=6, duration_sec=1)
+    file = run.open(2, 0, time_sec=4)
+    file.request("b", time_sec=6, duration_sec=1)
     file.close(7)
     snapshot = live.catch_up()
     live.stop()
@@ -589,12 +589,16 @@ def test_ranks_of_one_launch_with_ids_of_their_own_are_followed_together(
     first = LiveRun(tmp_path / "exp", "run-1")
     second = LiveRun(tmp_path / "exp", "run-2", begin_us=first.begin_us)
     one = first.open(1, 0, launch=key, launcher="h:1:1", rank=0)
-    two = second.open(1, 1, at=1, launch=key, launcher=second_launcher, rank=1)
-    one.request("a", at=10, duration_sec=9)
-    two.request("b", at=10, duration_sec=5)
+    two = second.open(1, 1, time_sec=1, launch=key, launcher=second_launcher, rank=1)
+    one.request("a", time_sec=10, duration_sec=9)
+    two.request("b", time_sec=10, duration_sec=5)
     assert follow(first.folder).step.requests_done == 2
-    second.open(2, 1, at=12, launch=key, launcher=second_launcher, rank=1).request("c", 14, duration_sec=1)
-    first.open(2, 0, at=12, launch=key, launcher="h:1:1", rank=0).request("d", at=15, duration_sec=1)
+    second.open(2, 1, time_sec=12, launch=key, launcher=second_launcher, rank=1).request(
+        "c", 14, duration_sec=1
+    )
+    first.open(2, 0, time_sec=12, launch=key, launcher="h:1:1", rank=0).request(
+        "d", time_sec=15, duration_sec=1
+    )
     snapshot = follow(first.folder)
     assert (snapshot.run_id, snapshot.step.step, snapshot.step.requests_done) == ("run-1", 2, 2)
 
@@ -603,7 +607,7 @@ def test_the_same_rank_again_is_a_new_run(tmp_path, follow):
     first = LiveRun(tmp_path / "exp", "run-1")
     again = LiveRun(tmp_path / "exp", "run-2", begin_us=first.begin_us)
     facts = {"launch": "master a:1", "launcher": "h:1:1", "rank": 0}
-    first.open(1, 0, **facts).request("a", at=10, duration_sec=9)
-    again.open(1, 0, at=20, **facts).request("b", at=25, duration_sec=4)
+    first.open(1, 0, **facts).request("a", time_sec=10, duration_sec=9)
+    again.open(1, 0, time_sec=20, **facts).request("b", time_sec=25, duration_sec=4)
     snapshot = follow(first.folder)
     assert (snapshot.run_id, snapshot.step.requests_done) == ("run-2", 1)

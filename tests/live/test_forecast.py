@@ -246,8 +246,8 @@ def test_a_hang_of_the_generator_is_named(usual):
     history = history_of([one.past for one in made[:4]])
     stuck, call = made[4].hung(Random(4))
     limit_sec = call.start_sec + max(one.past.longest_sec[call.event] for one in made)
-    assert forecast(history, stuck.at(limit_sec)).will_not_end == ()
-    named = forecast(history, stuck.at(limit_sec + 10.0)).will_not_end
+    assert forecast(history, stuck.as_of(limit_sec)).will_not_end == ()
+    named = forecast(history, stuck.as_of(limit_sec + 10.0)).will_not_end
     assert [request_id for _, request_id in named] == [call.request_id]
 
 

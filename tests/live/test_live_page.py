@@ -73,13 +73,13 @@ def test_it_refreshes_itself_and_can_be_paused(opened, run):
     with served(run.folder) as (server, follower):
         opened.driver.get(server.url)
         opened.do(QUICKLY)
-        run.open(8, 0).request("b", at=60, duration_sec=1)
+        run.open(8, 0).request("b", time_sec=60, duration_sec=1)
         read_on(follower)
         opened.until(f"{HEADLINE}.includes('step 8')")
         assert "step 8" in opened.driver.title
         opened.do("document.getElementById('pause').click()")
         wait_for_rounds(opened, 2)  # an answer may have been on its way
-        run.open(9, 0).request("b", at=70, duration_sec=1)
+        run.open(9, 0).request("b", time_sec=70, duration_sec=1)
         read_on(follower)
         wait_for_rounds(opened, 3)
         assert "step 8" in opened.js(HEADLINE)

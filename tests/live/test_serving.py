@@ -61,7 +61,7 @@ def test_metrics_tell_the_step_its_workers_and_what_hangs(run):
 
 
 def test_prometheus_of_an_older_kind_gets_its_own_format(run):
-    run.open(1, 0).request("a", at=1, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=1, duration_sec=1)
     with served(run.folder) as (server, _):
         _, headers, body = get(server, "/metrics")
         assert headers["Content-Type"].startswith("text/plain")
@@ -70,7 +70,7 @@ def test_prometheus_of_an_older_kind_gets_its_own_format(run):
 
 
 def test_engine_processes_are_servers(run):
-    run.open(1, 0).request("a", at=1, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=1, duration_sec=1)
     run.open(1, 2, role="server").span("engine_request", 1, 1, rid="x")
     with served(run.folder) as (server, _):
         found = samples(server)
@@ -109,7 +109,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path):
 
 
 def test_other_paths_and_methods_are_refused(run):
-    run.open(1, 0).request("a", at=1, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=1, duration_sec=1)
     with served(run.folder) as (server, _):
         assert get(server, "/../etc/passwd")[0] == 404
         assert get(server, "/metrics", method="POST")[0] == 501
@@ -121,20 +121,20 @@ def test_other_paths_and_methods_are_refused(run):
     [("localhost:9400", 200), ("127.0.0.1", 200), ("[::1]:9400", 200), ("evil.example:9400", 403)],
 )
 def test_a_foreign_page_that_points_its_name_here_gets_nothing(run, host, status):
-    run.open(1, 0).request("a", at=1, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=1, duration_sec=1)
     with served(run.folder) as (server, _):
         assert get(server, "/api/now", {"Host": host})[0] == status
 
 
 def test_clients_that_say_nothing_are_cut_off_and_stop_nobody(run, monkeypatch):
     monkeypatch.setattr(serving, "_CLIENT_SEC", 0.5)
-    run.open(1, 0).request("a", at=1, duration_sec=1, tokens=100)
+    run.open(1, 0).request("a", time_sec=1, duration_sec=1, tokens=100)
     with served(run.folder) as (server, follower):
         slow = [socket.create_connection((server.host, server.port)) for _ in range(60)]
         slow[0].sendall(b"GET / HTTP/1.1\r\nX: ")
         slow[-1].settimeout(BUSY_SEC)
         assert slow[-1].recv(1) == b""  # one too many is turned away: all have come
-        run.open(1, 0).request("b", at=2, duration_sec=1, tokens=11)
+        run.open(1, 0).request("b", time_sec=2, duration_sec=1, tokens=11)
         read_on(follower)
         assert follower.snapshot().step.tokens == 111
         until = time.monotonic() + BUSY_SEC
@@ -157,7 +157,7 @@ NONSENSE = [b"\x00\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET " + b"a" * 70_
 
 @pytest.mark.parametrize("said", NONSENSE, ids=range(4))
 def test_nonsense_is_no_harm(run, capsys, said):
-    run.open(1, 0).request("a", at=1, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=1, duration_sec=1)
     with served(run.folder) as (server, _):
         with socket.create_connection((server.host, server.port), timeout=BUSY_SEC) as client:
             client.sendall(said)
@@ -219,7 +219,7 @@ def test_the_command_says_where_it_listens_and_who_can_read_it(run, host, said):
 @pytest.fixture
 def known(run):
     """Return the names of all samples that are served, of each at least one."""
-    run.open(1, 0).request("a", at=1, duration_sec=1)
+    run.open(1, 0).request("a", time_sec=1, duration_sec=1)
     with served(run.folder) as (server, _):
         body = get(server, "/metrics", OPENMETRICS)[2]
     ends = {"counter": "_total", "info": "_info", "gauge": ""}

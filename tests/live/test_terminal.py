@@ -24,7 +24,7 @@ def run(tmp_path):
     for worker in range(2):
         run.process(f"worker_{worker}", os.getpid())
     first, second = run.open(7, 0), run.open(7, 1)
-    first.request("a", at=50, duration_sec=40, tokens=500)
+    first.request("a", time_sec=50, duration_sec=40, tokens=500)
     first.open_now(50, {}, [], barrier_wait_duration=1)
     second.span("turn_engine_call", 10, 9, request_id="r17", turn=0, generated_tokens=99)
     second.span("tool_execution", 14, 4, request_id="r17", turn=0)
@@ -141,7 +141,7 @@ def test_the_cursor_stays_with_its_row_while_rows_come_and_go(run):
         await pilot.press("down")
         table = app.query_one("#workers", LiveTable)
         assert table.chosen() == "worker_0"
-        run.open(7, 2).request("c", at=51, duration_sec=1)
+        run.open(7, 2).request("c", time_sec=51, duration_sec=1)
         app._follower._run.tail.hurry()
         app._follower.round()
         app.draw()

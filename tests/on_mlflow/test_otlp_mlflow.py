@@ -83,19 +83,19 @@ def test_spans_parents_numbers_and_rewards_arrive(server, tmp_path):
 
     assert len(traces) == 2 * 2 * 4
     assert received.keys() == sent.keys()
-    for number, one in sent.items():
+    for number, sent_span in sent.items():
         span = received[number]
-        assert span.name == one["name"]
-        assert span.parent_id == one.get("parentSpanId")
-        assert span.start_time_ns == int(one["startTimeUnixNano"])
-        assert span.end_time_ns == int(one["endTimeUnixNano"])
-        for attribute in one["attributes"]:
+        assert span.name == sent_span["name"]
+        assert span.parent_id == sent_span.get("parentSpanId")
+        assert span.start_time_ns == int(sent_span["startTimeUnixNano"])
+        assert span.end_time_ns == int(sent_span["endTimeUnixNano"])
+        for attribute in sent_span["attributes"]:
             ((kind, value),) = attribute["value"].items()
             expected = int(value) if kind == "intValue" else value
             if kind == "arrayValue":
                 expected = [each["stringValue"] for each in value["values"]]
             assert span.attributes[attribute["key"]] == expected
-        scores = [event["attributes"][1]["value"]["doubleValue"] for event in one.get("events", ())]
+        scores = [event["attributes"][1]["value"]["doubleValue"] for event in sent_span.get("events", ())]
         assert [event.attributes["gen_ai.evaluation.score.value"] for event in span.events] == scores
 
 

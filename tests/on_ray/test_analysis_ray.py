@@ -269,15 +269,15 @@ def test_pruned_steps_answer_as_in_the_folder_that_collect_makes(folder, shared,
     assert {row["worker"] for row in json.loads(done.stdout)["requests"]} == {1, 2}
 
 
-def in_pieces(start_script, here, there, address, times=2):
+def in_pieces(start_script, here, on_nodes, address, times=2):
     """Demand that Ray tasks answer about a run that is read in pieces as this machine does, each time."""
     expected = ask(start_script, here, questions=BY_PERIOD, files=8)
     for _ in range(times):
-        on_ray = ask(start_script, there, address, questions=BY_PERIOD, files=8)
+        on_ray = ask(start_script, on_nodes, address, questions=BY_PERIOD, files=8)
         for question in BY_PERIOD:
             code, printed, said, _ = expected[question]
             assert "judged in 4 parts" in printed
-            wanted = [code, printed.replace(str(here), str(there)), said.replace(str(here), str(there))]
+            wanted = [code, printed.replace(str(here), str(on_nodes)), said.replace(str(here), str(on_nodes))]
             assert on_ray[question][:3] == wanted, question
 
 

@@ -1,7 +1,7 @@
 """Functions and methods that Ray sends by value record in workers that import nothing of ours."""
 
 import pytest
-from logged import own
+from logged import recorded_events
 
 pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
 
@@ -45,5 +45,5 @@ def test_decorated_tasks_and_methods_of_actors_lose_no_record(run_script, tmp_pa
     (tmp_path / "driver.py").write_text(DRIVER)
     words = ["driver.py"] if has_source else ["-c", DRIVER]
     script = run_script(f"import os, sys; os.execv(sys.executable, [sys.executable, *{words!r}])")
-    events = [record["event"] for file in script.records.values() for record in own(file)]
+    events = [record["event"] for file in script.records.values() for record in recorded_events(file)]
     assert (events.count("score"), events.count("judged")) == (10, 40)

@@ -110,7 +110,7 @@ def test_methods_of_actors_are_measured_once_and_stay_what_they_were(
     (tmp_path / "planted_trainer.py").write_text(TRAINER)
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables/mine.toml").write_text(TABLE)
-    expected = sum(sum(one.values()) for one in recorded)
+    expected = sum(sum(counts.values()) for counts in recorded)
     source = DRIVER.replace("BEFORE", before).replace("METHODS", repr(METHODS))
     script = start_script(
         source.replace("EXPECTED", str(expected)),
@@ -121,9 +121,9 @@ def test_methods_of_actors_are_measured_once_and_stay_what_they_were(
     results, looks = json.loads(next(line for line in script.stdout.splitlines() if line.startswith("[[")))
     assert results == [[2, 3, 4, 5]] * 3
     assert looks == [[[["self", "n"], name.endswith("async")] for name in METHODS]] * 3
-    found = [Counter() for _ in recorded]
+    counted = [Counter() for _ in recorded]
     for records in script.records.values():
         for record in records:
             if "task" in record and not record["event"].startswith("event_loop"):
-                found[record["workid"]][record["event"]] += 1
-    assert found == recorded
+                counted[record["workid"]][record["event"]] += 1
+    assert counted == recorded

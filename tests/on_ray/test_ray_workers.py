@@ -94,8 +94,8 @@ def test_workers_join_the_run_of_their_driver(start_script, trainer, before, ini
     # Ranks come from the names of the actors.
     assert set(script.records) == {"step_1/worker_3.jsonl", "step_1/worker_4.jsonl"}
     opened = [records[0]["extra"] for records in script.records.values()]
-    assert {one["run_id"] for one in opened} == {workers[0][2]["SGLANG_INSTRUMENT_RUN_ID"]}
-    assert {one["pid"] for one in opened} == {pid for pid, _, _ in workers}
+    assert {opening["run_id"] for opening in opened} == {workers[0][2]["SGLANG_INSTRUMENT_RUN_ID"]}
+    assert {opening["pid"] for opening in opened} == {pid for pid, _, _ in workers}
     assert {seen["THEIRS"] for _, _, seen in workers} == {"1" if "THEIRS" in init else None}
     assert script.stderr.count("sglang_instrument 0.") == 1  # the driver prints the line, its workers do not
 
@@ -112,7 +112,7 @@ def test_workers_that_are_reached_without_their_driver_share_the_run_of_their_jo
     script, _ = drive(start_script, trainer, "pass", f"ray.init({OPTIONS})", in_worker=auto)
     opened = [records[0]["extra"] for records in script.records.values()]
     assert len(opened) == 2
-    [run_id] = {one["run_id"] for one in opened}
+    [run_id] = {opening["run_id"] for opening in opened}
     assert run_id.startswith("ray-20")
 
 
@@ -169,7 +169,7 @@ def doctor(cluster, *arguments):
     command = [sys.executable, "-m", "sglang_instrument.cli.main", "doctor", "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 1), done.stderr
-    return [one for one in json.loads(done.stdout) if one["about"].startswith("node ")]
+    return [row for row in json.loads(done.stdout) if row["about"].startswith("node ")]
 
 
 def test_doctor_looks_at_each_node_of_a_cluster(cluster, tmp_path):

@@ -28,14 +28,19 @@ def server():
     process = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
     try:
         for line in process.stdout:
-            if found := re.search(r"http://127\.0\.0\.1:[0-9]+", line):
+            if address := re.search(r"http://127\.0\.0\.1:[0-9]+", line):
                 break
         access = {
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
-        client = {**os.environ, **access, "AWS_ENDPOINT_URL": found[0], "FSSPEC_S3_ENDPOINT_URL": found[0]}
+        client = {
+            **os.environ,
+            **access,
+            "AWS_ENDPOINT_URL": address[0],
+            "FSSPEC_S3_ENDPOINT_URL": address[0],
+        }
         subprocess.run([sys.executable, "-c", CREATE], env=client, check=True)
         yield client
     finally:

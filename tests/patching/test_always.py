@@ -93,7 +93,7 @@ def test_an_always_field_is_read_after_an_exception_and_other_locals_are_not(pat
     with pytest.raises(KeyError):
         module.plain(Job(), fails=True)
     assert module.plain(Job(), fails=False) == 2
-    assert [(one.extra, one.error) for one in records] == [
+    assert [(record.extra, record.error) for record in records] == [
         ({"rid": "made", "is": "e"}, "KeyError"),
         ({"rid": "made", "turn": 2, "is": "e"}, None),
     ]
@@ -105,7 +105,7 @@ def test_what_the_locals_hold_when_the_exception_passes_is_read(patched):
     jobs[0].rid, jobs[1].rid = "7", "x"
     with pytest.raises(ValueError, match="xx"):
         module.in_a_loop(jobs)
-    assert [(one.extra, one.error) for one in records] == [
+    assert [(record.extra, record.error) for record in records] == [
         ({"rid": "77"}, None),
         ({"rid": "xx"}, "ValueError"),
     ]
@@ -121,7 +121,7 @@ def test_a_cancelled_coroutine_is_named(patched):
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(cancel())
-    assert [(one.extra, one.error) for one in records] == [({"rid": "made"}, "CancelledError")]
+    assert [(record.extra, record.error) for record in records] == [({"rid": "made"}, "CancelledError")]
 
 
 @pytest.mark.parametrize(
@@ -141,16 +141,16 @@ def test_a_generator_that_does_not_come_to_its_end_is_named(patched, how, error)
         await asyncio.gather(rest, return_exceptions=True)
 
     asyncio.run(consume())
-    [one] = records
-    assert (one.error, one.extra["rid"], one.extra["items"]) == (error, "made", 1)
-    assert ("last" in one.extra) is (error is None)
+    [record] = records
+    assert (record.error, record.extra["rid"], record.extra["items"]) == (error, "made", 1)
+    assert ("last" in record.extra) is (error is None)
 
 
 def test_a_field_that_cannot_be_read_is_left_out(patched):
     module, records, _ = patched("gives_up", event="e", always={"job": "job.rid", "no": "job.nothing"})
     with pytest.raises(TypeError):
         module.gives_up(3)
-    assert [(one.extra, one.error) for one in records] == [({}, "TypeError")]
+    assert [(record.extra, record.error) for record in records] == [({}, "TypeError")]
 
 
 def test_a_function_that_asks_for_its_own_locals_is_left_alone(patched):

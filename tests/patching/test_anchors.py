@@ -88,9 +88,9 @@ def test_the_docstring_mentions_nothing_and_belongs_to_no_region(shape):
 
 
 def test_a_region_between_two_neighbours_is_empty_and_has_its_place(shape):
-    found = shape.resolve(parse_anchors({"after": "check", "before": "work"}))
-    assert found.nodes == []
-    assert found.lines == (11, 11)
+    region = shape.resolve(parse_anchors({"after": "check", "before": "work"}))
+    assert region.nodes == []
+    assert region.lines == (11, 11)
 
 
 def test_two_blocks_beside_each_other_are_ambiguous_and_both_lines_are_named(shape):

@@ -209,8 +209,8 @@ def test_an_async_generator_that_is_left_open_is_closed_once(switch):
 
         async def main():
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
-            main.kept = items()
-            async for _ in main.kept:
+            main.open_items = items()
+            async for _ in main.open_items:
                 break
 
         asyncio.run(main())
@@ -511,7 +511,7 @@ def test_a_type_checker_above_goes_on_checking_and_a_notice_names_the_function(
     with pytest.raises(typeguard.TypeCheckError):
         half("4")
     switch.off()  # names those of modules that were imported while recording
-    said = [one["notice"] for one in notices.noticed()]
+    said = [noticed["notice"] for noticed in notices.noticed()]
     assert [text.startswith(notice) for text in said].count(True) == 1
     assert len(said) == 2
     assert switch.events == []

@@ -52,8 +52,8 @@ def test_each_call_is_measured_in_comprehensions_and_keeps_its_own_fields(record
     region |= {"enter": {"data": "data"}, "exit": {"reply": "result"}}
     module = program(EPISODES, **{"Group.run": [region]})
     assert asyncio.run(module.Group(double, 3).run(21)) == [42, 42, 42]
-    assert [one.extra for one in records] == [{"data": 21, "reply": 42}] * 3
-    assert {one.context.request_id for one in records} == {3}
+    assert [record.extra for record in records] == [{"data": 21, "reply": 42}] * 3
+    assert {record.context.request_id for record in records} == {3}
 
 
 def test_a_call_in_a_nested_function_reads_the_arguments_around_it(records, program):  # noqa: F811
@@ -61,7 +61,10 @@ def test_a_call_in_a_nested_function_reads_the_arguments_around_it(records, prog
     module = program(EPISODES, **{"Task.make": [region]})
     assert asyncio.run(module.Task().make(Job(5))()) == 10
     assert asyncio.run(module.Task().make(Job(-5))()) is None
-    assert [(one.context.request_id, one.error) for one in records] == [(5, None), (-5, "ValueError")]
+    assert [(record.context.request_id, record.error) for record in records] == [
+        (5, None),
+        (-5, "ValueError"),
+    ]
 
 
 def test_an_argument_that_a_nested_function_binds_anew_is_not_read_there(records, program):  # noqa: F811
@@ -85,7 +88,7 @@ def test_of_two_regions_on_one_call_the_first_is_the_outer(records, program):  #
     regions = [{"event": name, "call": "workflow"} for name in ("outer", "inner")]
     module = program(EPISODES, **{"Task.make": regions})
     asyncio.run(module.Task().make(Job(5))())
-    assert [one.event for one in records] == ["inner", "outer"]
+    assert [record.event for record in records] == ["inner", "outer"]
 
 
 def test_what_is_not_awaited_is_left_alone(records, program):  # noqa: F811
@@ -151,9 +154,9 @@ def test_a_call_with_wrong_arguments_fails_where_it_is_called(records, program):
 def test_a_call_that_is_never_awaited_warns_as_before(records, program):  # noqa: F811
     regions = [{"event": "outer", "call": "f"}, {"event": "inner", "call": "f"}]
     make = program("def make(f, x):\n        return f(x)", make=regions).make
-    with pytest.warns(RuntimeWarning, match="coroutine 'double' was never awaited") as told:
+    with pytest.warns(RuntimeWarning, match="coroutine 'double' was never awaited") as warned:
         make(double, 1)
-    assert len(told) == 1
+    assert len(warned) == 1
     assert records == []
 
 
@@ -201,7 +204,7 @@ def test_entering_gives_what_the_context_gives_and_leaves_it_again(records, prog
     lock = threading.Lock()
     assert module.hold(lock) is True
     assert not lock.locked()
-    assert [(one.event, one.extra) for one in records] == [("wait", {"got": True})]
+    assert [(record.event, record.extra) for record in records] == [("wait", {"got": True})]
 
 
 class EitherLock:
@@ -225,7 +228,7 @@ def test_what_can_be_entered_both_ways_still_can(records, program):  # noqa: F81
     module = program(LOCKS, hold=entering, work=entering)
     assert module.hold(EitherLock()) == "entered"
     assert asyncio.run(module.work(EitherLock(), [])) == 1
-    assert [one.event for one in records] == ["wait", "wait"]
+    assert [record.event for record in records] == ["wait", "wait"]
 
 
 def test_what_is_no_context_manager_fails_as_before(records, program):  # noqa: F811
@@ -236,16 +239,16 @@ def test_what_is_no_context_manager_fails_as_before(records, program):  # noqa: 
 
 def test_probes_of_expressions_are_pickled_by_their_region(records, program):  # noqa: F811
     module = program(EPISODES, **{"Group.run": [{"event": "member", "call": "workflow"}]})
-    held = [one for code in nested(module.Group.run.__code__) for one in code.co_consts]
-    [probe] = [one for one in held if isinstance(one, CallProbe)]
+    held = [constant for code in nested(module.Group.run.__code__) for constant in code.co_consts]
+    [probe] = [constant for constant in held if isinstance(constant, CallProbe)]
     assert type(pickle.dumps(probe)) is bytes
 
 
 def nested(code):
     yield code
-    for one in code.co_consts:
-        if hasattr(one, "co_consts"):
-            yield from nested(one)
+    for constant in code.co_consts:
+        if hasattr(constant, "co_consts"):
+            yield from nested(constant)
 
 
 @pytest.mark.parametrize("more", [{"emit": "enter"}, {"generator": True}, {"capture": {"x": "f(y)"}}])
@@ -272,5 +275,5 @@ def test_before_counts_what_finished_in_the_region_around(records, program):  # 
         await asyncio.gather(module.request(3), module.request(2))
 
     asyncio.run(two())
-    turns = [one.context.turn for one in records if one.event == "turn"]
+    turns = [record.context.turn for record in records if record.event == "turn"]
     assert sorted(turns) == [0, 0, 1, 1, 2]

@@ -397,9 +397,9 @@ def test_a_key_that_is_missing_leaves_its_field_out_whatever_should_have_it():
         def __missing__(self, key):
             raise AssertionError("asked to make an entry")
 
-    for there in ({"a": 1}, Lazy(a=1)):
-        assert read('x["a"]', x=there) == {"x": 1}
-        assert read('x["b"]', x=there) == read('x["a"]["b"]', x=there) == {}
+    for mapping in ({"a": 1}, Lazy(a=1)):
+        assert read('x["a"]', x=mapping) == {"x": 1}
+        assert read('x["b"]', x=mapping) == read('x["a"]["b"]', x=mapping) == {}
     assert read('x["b"]', x={"b": None}) == {"x": None}
     assert read('x["b"]', x=None) == read('x["b"]', x=3) == read("x[3]", x=[1]) == {}
     assert read("x[1]", x=[1, 2]) == {"x": 2}

@@ -197,10 +197,10 @@ def test_an_async_generator_that_is_dropped_closes_the_one_inside(records):
 
 
 def test_methods_of_all_kinds_stay_what_they_are(records):
-    one = Methods()
-    assert one.method() is one
-    assert Methods.static_below(1) == one.static_above(1) == 1
-    assert Methods.class_below() is one.class_above() is Methods
+    methods = Methods()
+    assert methods.method() is methods
+    assert Methods.static_below(1) == methods.static_above(1) == 1
+    assert Methods.class_below() is methods.class_above() is Methods
     assert isinstance(vars(Methods)["static_below"], staticmethod)
     assert isinstance(vars(Methods)["class_below"], classmethod)
     events = ["method", "static_below", "static_above", "class_below", "above"]

@@ -737,4 +737,4 @@ def test_a_request_that_its_trainer_names_too_late_is_named_here(program, record
     assert module.request() == module.request() == 1
     ids = [record.context.request_id for record in records]
     assert ids[0] == ids[1] != ids[2] == ids[3]
-    assert all(isinstance(one, str) and one for one in ids)
+    assert all(isinstance(request_id, str) and request_id for request_id in ids)

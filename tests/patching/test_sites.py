@@ -57,13 +57,13 @@ def make():
 
     def patcher(*patches, **keys):
         notes = Notes()
-        one = Patcher([table(*patches, **keys)], make_probe=notes.probe)
-        made.append(one)
-        return one, notes
+        new = Patcher([table(*patches, **keys)], make_probe=notes.probe)
+        made.append(new)
+        return new, notes
 
     yield patcher
-    for one in made:
-        one.uninstall()
+    for made_patcher in made:
+        made_patcher.uninstall()
 
 
 def states(patcher):
@@ -353,17 +353,17 @@ def test_a_package_and_its_submodule_can_both_be_targets(folder, make):
 
 
 def test_the_patch_listener_is_called_once_per_change_and_not_by_queries(folder):
-    told = []
+    changes = []
     patcher = Patcher(
-        [table(WHOLE)], make_probe=Notes().probe, patched=lambda: told.append(patcher.results())
+        [table(WHOLE)], make_probe=Notes().probe, patched=lambda: changes.append(patcher.results())
     )
     patcher.install()
-    assert told == []  # nothing is imported
+    assert changes == []  # nothing is imported
     plant(folder, SOURCE)
-    assert len(told) == 1
+    assert len(changes) == 1
     assert states(patcher) == ["found"]
     patcher.install()
-    assert len(told) == 1
+    assert len(changes) == 1
     patcher.uninstall()
 
 

@@ -44,7 +44,7 @@ def test_what_table_patch_and_region_require_has_to_hold_together():
     patch = {"target": "m:f", "requires": ">=0.5", "region": entry}
     content = {"trainer": "x", "requires": "!=1", "patch": [patch]}
     regions = parse_table("t", content).patches[0].regions
-    assert [one.requires.text for one in regions] == ["!=1,>=0.5", "!=1,>=0.5,<2"]
+    assert [region.requires.text for region in regions] == ["!=1,>=0.5", "!=1,>=0.5,<2"]
     assert [regions[1].requires.admits(version) for version in ("0.4", "1", "1.5", "2")] == [
         *(False, False, True, False)
     ]
@@ -115,8 +115,8 @@ def test_a_table_can_be_read_from_a_users_folder(tmp_path):
     path = tmp_path / "mine" / "rollout.toml"
     path.parent.mkdir()
     path.write_text('trainer = "mine"\nmodule = "m"\n[[patch]]\ntarget = "f"\nregion = [{ event = "e" }]\n')
-    (found,) = load_tables(["mine"], [tmp_path])
-    assert found.name == str(path)
+    (read,) = load_tables(["mine"], [tmp_path])
+    assert read.name == str(path)
 
 
 def test_a_table_that_was_edited_is_read_again(tmp_path):

@@ -64,8 +64,8 @@ def patched(tmp_path, monkeypatch, feed):
         monkeypatch.syspath_prepend(tmp_path)
         module = plant(tmp_path, SOURCE)
         entries = [
-            {"target": name, "region": one if isinstance(one, list) else [one]}
-            for name, one in regions.items()
+            {"target": name, "region": wanted if isinstance(wanted, list) else [wanted]}
+            for name, wanted in regions.items()
         ]
         made = table(*entries)
         every = [region for patch in made.patches for region in patch.regions]

@@ -71,10 +71,10 @@ def test_modules_and_class_bodies_are_read():
 
 def test_a_variable_without_a_value_is_no_value():
     def unset(late):
-        found = caller_values("engine", "late", "cell")
+        values = caller_values("engine", "late", "cell")
         engine = cell = late
         del late
-        return found, caller_values("late"), lambda: (engine, cell)
+        return values, caller_values("late"), lambda: (engine, cell)
 
     assert unset(1)[:2] == ([], [])
 

@@ -155,8 +155,8 @@ def test_a_port_that_does_not_take_connections_is_given_up_in_time():
         reply = ask("GET", f"http://127.0.0.1:{address[1]}", timeout_sec=0.5)
         assert time.monotonic() - begun < _SERVED_SEC
     finally:
-        for one in (*waiting, full):
-            one.close()
+        for open_socket in (*waiting, full):
+            open_socket.close()
     assert reply.error
 
 

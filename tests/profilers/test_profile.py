@@ -115,27 +115,27 @@ def test_invalid_options_are_refused_with_the_correct_form(text, words):
 
 def test_all_workers_start_at_once_and_stop_with_their_traces_whole(capsys, tmp_path):
     with served(*(StandIn() for _ in range(8))) as servers:
-        urls = [one.url for one in servers]
+        urls = [server.url for server in servers]
         started = answer(capsys, "start", "--worker-url", *urls, "--output-dir", tmp_path, "--num-steps", 0)
         assert [row["state"] for row in started["workers"]] == ["started"] * 8
-        folders = {one.body_of("/start_profile")["output_dir"] for one in servers}
+        folders = {server.body_of("/start_profile")["output_dir"] for server in servers}
         assert len(folders) == 8, "each worker has a folder of its own: their files have the same names"
-        assert all("num_steps" not in one.body_of("/start_profile") for one in servers)
+        assert all("num_steps" not in server.body_of("/start_profile") for server in servers)
 
-        there = answer(capsys, "status", "--worker-url", *urls, "--output-dir", tmp_path)
-        assert {row["state"] for row in there["workers"]} == {"recording"}
+        answered = answer(capsys, "status", "--worker-url", *urls, "--output-dir", tmp_path)
+        assert {row["state"] for row in answered["workers"]} == {"recording"}
 
         stopped = answer(capsys, "--action", "stop", "--worker-url", *urls, "--output-dir", tmp_path)
         assert [row["state"] for row in stopped["workers"]] == ["stopped"] * 8
         assert [file["whole"] for file in stopped["files"]] == [True] * 8
 
-        there = answer(capsys, "status", "--worker-url", *urls, "--output-dir", tmp_path)
-        assert {row["state"] for row in there["workers"]} == {"written"}
+        answered = answer(capsys, "status", "--worker-url", *urls, "--output-dir", tmp_path)
+        assert {row["state"] for row in answered["workers"]} == {"written"}
 
 
 def test_stop_without_start_is_no_error_and_is_reported(capsys, tmp_path):
-    with served(StandIn()) as (one,):
-        shown = profile(capsys, "stop", "--worker-url", one.url, "--output-dir", tmp_path)
+    with served(StandIn()) as (server,):
+        shown = profile(capsys, "stop", "--worker-url", server.url, "--output-dir", tmp_path)
     assert "idle" in shown
     assert "was never started" in shown
 
@@ -156,12 +156,12 @@ def test_hanging_and_dead_servers_are_asked_once_and_named_and_the_others_record
 
 
 def test_a_second_start_is_refused_for_the_engine_would_forget_the_first(capsys, tmp_path):
-    with served(StandIn()) as (one,):
-        arguments = ("start", "--worker-url", one.url, "--output-dir", tmp_path)
+    with served(StandIn()) as (server,):
+        arguments = ("start", "--worker-url", server.url, "--output-dir", tmp_path)
         profile(capsys, *arguments)
         assert "has been profiled for" in profile(capsys, *arguments, code=2)
         profile(capsys, *arguments, "--force")
-        assert one.paths().count("/start_profile") == 2
+        assert server.paths().count("/start_profile") == 2
 
 
 def test_an_older_server_is_said_to_leave_out_what_it_does_not_know(capsys, tmp_path):
@@ -176,10 +176,10 @@ def test_an_older_server_is_said_to_leave_out_what_it_does_not_know(capsys, tmp_
 
 def test_a_folder_that_cannot_be_written_is_refused_before_an_engine_dies_of_it(capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    with served(StandIn()) as (one,):
-        arguments = ("start", "--worker-url", one.url, "--output-dir", tmp_path / "file" / "traces")
+    with served(StandIn()) as (server,):
+        arguments = ("start", "--worker-url", server.url, "--output-dir", tmp_path / "file" / "traces")
         assert "SGLang's server ends when" in profile(capsys, *arguments, code=2)
-    assert "/start_profile" not in one.paths()
+    assert "/start_profile" not in server.paths()
 
 
 def test_a_disk_with_too_little_room_is_refused(tmp_path):
@@ -207,19 +207,19 @@ def test_a_profiler_that_stops_by_itself_on_another_machine_is_not_shown_as_reco
 
 def test_capture_starts_asks_stops_lists_and_analyses(capsys, tmp_path):
     with served(StandIn(), StandIn()) as servers:
-        urls = [one.url for one in servers]
+        urls = [server.url for server in servers]
         shown = profile(capsys, "capture", "--worker-url", *urls, "--output-dir", tmp_path, "--requests", 2)
     assert "2 of 2 workers" in shown
     assert "4 of 4 probe requests were answered" in shown
     assert shown.count("TP-0.trace.json.gz") >= 2
     assert "aten::mm" in shown
-    assert all("/stop_profile" not in one.paths() for one in servers), "they had stopped by themselves"
+    assert all("/stop_profile" not in server.paths() for server in servers), "they had stopped by themselves"
 
 
 def test_capture_stops_what_did_not_stop_by_itself(capsys, tmp_path):
-    with served(StandIn()) as (one,):
+    with served(StandIn()) as (server,):
         done = answer(
-            *(capsys, "capture", "--worker-url", one.url, "--output-dir", tmp_path),
+            *(capsys, "capture", "--worker-url", server.url, "--output-dir", tmp_path),
             *("--num-steps", 0, "--requests", 1),
         )
     assert [row["state"] for row in done["stopped"]] == ["stopped"]
@@ -227,9 +227,9 @@ def test_capture_stops_what_did_not_stop_by_itself(capsys, tmp_path):
 
 
 def test_a_capture_without_a_trace_says_so_and_fails(capsys, tmp_path):
-    with served(StandIn(writes=False)) as (one,):
+    with served(StandIn(writes=False)) as (server,):
         shown = profile(
-            *(capsys, "capture", "--worker-url", one.url, "--output-dir", tmp_path),
+            *(capsys, "capture", "--worker-url", server.url, "--output-dir", tmp_path),
             *("--requests", 1, "--timeout", 3),
             code=1,
         )
@@ -237,9 +237,9 @@ def test_a_capture_without_a_trace_says_so_and_fails(capsys, tmp_path):
 
 
 def test_a_server_that_dies_between_the_stages_of_a_capture_is_no_success(capsys, tmp_path):
-    with served(StandIn(dies_after="EXTEND")) as (one,):
+    with served(StandIn(dies_after="EXTEND")) as (server,):
         shown = profile(
-            *(capsys, "capture", "--worker-url", one.url, "--output-dir", tmp_path, "--requests", 1),
+            *(capsys, "capture", "--worker-url", server.url, "--output-dir", tmp_path, "--requests", 1),
             *("--profile-by-stage", "--num-steps", 2, "--timeout", 3),
             code=1,
         )
@@ -248,54 +248,54 @@ def test_a_server_that_dies_between_the_stages_of_a_capture_is_no_success(capsys
 
 
 def test_a_capture_that_would_never_end_is_refused(capsys, tmp_path):
-    with served(StandIn()) as (one,):
+    with served(StandIn()) as (server,):
         arguments = ("--output-dir", tmp_path, "--num-steps", 0, "--requests", 0)
-        assert "would never end" in profile(capsys, "capture", "--worker-url", one.url, *arguments, code=2)
+        assert "would never end" in profile(capsys, "capture", "--worker-url", server.url, *arguments, code=2)
 
 
 # --- vLLM: a stand-in with its routes --------------------------------------------------------------
 
 
 def test_vllm_is_started_and_stopped_and_its_limits_are_said(capsys, tmp_path):
-    with served(StandIn(kind="vllm", version="0.11.0")) as (one,):
-        shown = profile(capsys, "start", "--worker-url", one.url, "--output-dir", tmp_path)
+    with served(StandIn(kind="vllm", version="0.11.0")) as (server,):
+        shown = profile(capsys, "start", "--worker-url", server.url, "--output-dir", tmp_path)
         assert "vllm 0.11.0" in shown
         assert "vLLM takes no options" in shown
-        profile(capsys, "stop", "--worker-url", one.url, "--output-dir", tmp_path)
-    assert [path for path in one.paths() if "profile" in path] == ["/start_profile", "/stop_profile"]
+        profile(capsys, "stop", "--worker-url", server.url, "--output-dir", tmp_path)
+    assert [path for path in server.paths() if "profile" in path] == ["/start_profile", "/stop_profile"]
 
 
 def test_vllm_that_fails_to_write_in_time_is_no_idle_one(capsys, tmp_path):
-    with served(StandIn(kind="vllm", fails_on=("/stop_profile",))) as (one,):
-        shown = profile(capsys, "stop", "--worker-url", one.url, "--output-dir", tmp_path, code=1)
+    with served(StandIn(kind="vllm", fails_on=("/stop_profile",))) as (server,):
+        shown = profile(capsys, "stop", "--worker-url", server.url, "--output-dir", tmp_path, code=1)
     assert "VLLM_RPC_TIMEOUT=1800000" in shown
 
 
 def test_check_says_which_of_arguments_forwarding_and_routes_vllm_lacks(capsys, tmp_path):
     log = tmp_path / "train.log"
     log.write_text("vllm_profiler_config ... profiler='torch' torch_profiler_dir='/x'\n")
-    with served(StandIn(kind="vllm", configured=False)) as (one,):
-        arguments = ("--worker-url", one.url, "--log", log, "--output-dir", tmp_path)
-        log.write_text(log.read_text() + f"Starting vLLM server on {one.url}\n")
-        found = answer(capsys, "check", *arguments, code=1)["findings"]
-        said = {finding["what"]: finding for finding in found if finding["url"] == str(log)}
+    with served(StandIn(kind="vllm", configured=False)) as (server,):
+        arguments = ("--worker-url", server.url, "--log", log, "--output-dir", tmp_path)
+        log.write_text(log.read_text() + f"Starting vLLM server on {server.url}\n")
+        findings = answer(capsys, "check", *arguments, code=1)["findings"]
+        said = {finding["what"]: finding for finding in findings if finding["url"] == str(log)}
         assert (said["arguments"]["ok"], said["forwarding"]["ok"], said["routes"]["ok"]) == (
             True,
             False,
             False,
         )
-        (routes,) = [row for row in found if row["what"] == "routes" and row["url"] == one.url]
+        (routes,) = [row for row in findings if row["what"] == "routes" and row["url"] == server.url]
         assert "--profiler-config" in routes["words"]
-        assert any("VLLM_RPC_TIMEOUT=1800000" in row["words"] for row in found)
+        assert any("VLLM_RPC_TIMEOUT=1800000" in row["words"] for row in findings)
         shown = profile(capsys, "start", *arguments, code=1)
         assert "it has no /start_profile: start vLLM with --profiler-config" in shown
 
 
 def test_check_starts_nothing(capsys, tmp_path):
     with served(StandIn(), StandIn(kind="vllm")) as servers:
-        urls = [one.url for one in servers]
+        urls = [server.url for server in servers]
         profile(capsys, "check", "--worker-url", *urls, "--output-dir", tmp_path)
-    assert all(one.recording is None and not one.paths() for one in servers)
+    assert all(server.recording is None and not server.paths() for server in servers)
 
 
 # --- where the workers are -------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def test_a_trainers_log_names_its_router_or_its_servers(tmp_path):
 
 
 def test_a_server_that_is_no_router_is_said_to_be_one(capsys):
-    with served(StandIn()) as (one,), pytest.raises(WorkersError, match="is it a server"):
-        workers_behind([one.url])
+    with served(StandIn()) as (server,), pytest.raises(WorkersError, match="is it a server"):
+        workers_behind([server.url])
     assert "routers take a new port in each job" in profile(
         capsys, "status", "--router-url", nobody(), code=2
     )
@@ -352,8 +352,8 @@ def test_a_trace_that_is_cut_is_not_whole_and_one_that_grows_is_waited_for(tmp_p
     trace.write_bytes(packed[:-9])
     assert [file.whole for file in files_in(tmp_path)] == [False]
     threading.Timer(0.3, trace.write_bytes, (packed,)).start()
-    (found,) = wait_for_files([tmp_path], timeout_sec=PATIENCE_SEC)
-    assert [file.whole for file in found] == [True]
+    (files,) = wait_for_files([tmp_path], timeout_sec=PATIENCE_SEC)
+    assert [file.whole for file in files] == [True]
 
 
 # --- from Python, and in a run -----------------------------------------------------------------------
@@ -368,14 +368,14 @@ def test_one_api_and_the_trainers_names_for_it(tmp_path):
             host, _, port = url.removeprefix("http://").partition(":")
             self.server_args = type("Settings", (), {"host": host, "port": int(port)})()
 
-    with served(StandIn(), StandIn()) as (one, two):
-        engines.start_profile_auto_stop([one.url, Adapter(two.url)], output_dir=str(tmp_path), num_steps=5)
-        assert [server.recording["num_steps"] for server in (one, two)] == [5, 5]
-        engines.stop_profile([one.url, Adapter(two.url)])
-        engines.start_capture_profile(one.url, output_dir=str(tmp_path))
-        assert "num_steps" not in one.recording
-        engines.stop_capture_profile(one.url)
-        assert engines.stop(one.url)[0].state == "idle"
+    with served(StandIn(), StandIn()) as (first, two):
+        engines.start_profile_auto_stop([first.url, Adapter(two.url)], output_dir=str(tmp_path), num_steps=5)
+        assert [server.recording["num_steps"] for server in (first, two)] == [5, 5]
+        engines.stop_profile([first.url, Adapter(two.url)])
+        engines.start_capture_profile(first.url, output_dir=str(tmp_path))
+        assert "num_steps" not in first.recording
+        engines.stop_capture_profile(first.url)
+        assert engines.stop(first.url)[0].state == "idle"
     assert router_of(Arguments()) == "http://127.0.0.1:1"
     with pytest.raises(engines.ProfileError, match="connection refused"):
         engines.start(nobody(), output_dir=str(tmp_path))
@@ -401,9 +401,9 @@ def test_looking_for_an_engine_keeps_nothing_alive_and_changes_no_dictionary_of_
     def finds(self):
         batch = Batch()
         known = weakref.ref(batch)
-        found = find_engines(1)
+        engines_found = find_engines(1)
         del batch
-        return found, known()
+        return engines_found, known()
 
     def reads_its_own(self, other=2):
         given = locals()
@@ -412,9 +412,9 @@ def test_looking_for_an_engine_keeps_nothing_alive_and_changes_no_dictionary_of_
         return given
 
     rollout = Rollout("http://127.0.0.1:1")
-    found, kept = finds(rollout)
-    assert found.urls == ("http://127.0.0.1:1",)
-    assert kept is None
+    engines_found, alive = finds(rollout)
+    assert engines_found.urls == ("http://127.0.0.1:1",)
+    assert alive is None
     assert reads_its_own(rollout) == {"self": rollout}
 
 
@@ -467,64 +467,65 @@ def test_chosen_steps_are_profiled_from_their_begin_to_their_end_and_noted(insta
     note = json.loads((folder / "profiles" / "run-step_2-worker_0.json").read_text())
     assert (note["step"], note["worker_url"], note["folder"]) == (2, first.url, body["output_dir"])
     events = [
-        one for one in records_below(folder)["step_2/worker_0.jsonl"] if one["event"] == "profile_start"
+        event for event in records_below(folder)["step_2/worker_0.jsonl"] if event["event"] == "profile_start"
     ]
-    assert [one["extra"]["profile_id"] for one in events] == ["run-step_2-worker_0"]
+    assert [event["extra"]["profile_id"] for event in events] == ["run-step_2-worker_0"]
 
 
 def test_a_step_that_is_over_before_its_profiler_could_start_is_not_recorded_as_another(install):
-    with served(StandIn(hangs_on=("/stop_profile",))) as (one,):
+    with served(StandIn(hangs_on=("/stop_profile",))) as (server,):
         install(profile_steps="1-2", profile_options="num_steps=0")
-        rollout = Rollout(one.url)
-        rollout.generate_sequences(1, lambda: one.recording is not None)
-        until(lambda: "/stop_profile" in one.paths())
+        rollout = Rollout(server.url)
+        rollout.generate_sequences(1, lambda: server.recording is not None)
+        until(lambda: "/stop_profile" in server.paths())
         rollout.generate_sequences(2)
-        one.over.set()
+        server.over.set()
         until(
             lambda: any(
                 "step 2 ended before" in notice["notice"] for notice in sglang_instrument.status()["notices"]
             )
         )
-    assert one.paths().count("/start_profile") == 1
+    assert server.paths().count("/start_profile") == 1
 
 
 def test_a_profiler_that_stopped_before_the_end_of_the_step_is_not_stopped_again(install):
-    with served(StandIn()) as (one,):
+    with served(StandIn()) as (server,):
 
         def recorded() -> bool:
-            if one.recording is None:
-                return "/generate" in one.paths()
-            return ask("POST", f"{one.url}/generate", body={}).ok  # it has recorded its steps and is writing
+            if server.recording is None:
+                return "/generate" in server.paths()
+            return ask("POST", f"{server.url}/generate", body={}).ok  # it has recorded its steps
 
         folder = install(profile_steps="1")
-        Rollout(one.url).generate_sequences(1, recorded)
+        Rollout(server.url).generate_sequences(1, recorded)
         sglang_instrument.uninstall()
     assert list(folder.glob("profiles/run-step_1/worker_0/*.trace.json.gz"))
-    assert "/stop_profile" not in one.paths()
+    assert "/stop_profile" not in server.paths()
 
 
 def test_a_profiler_that_fails_or_hangs_is_reported_once_and_does_not_delay_the_step(install, caplog):
-    with served(StandIn(fails_on=("/start_profile",))) as (one,):
+    with served(StandIn(fails_on=("/start_profile",))) as (server,):
         install(profile_steps="1-3", profile_workers="all")
-        rollout = Rollout(one.url)
+        rollout = Rollout(server.url)
         for step in (1, 2, 3):
-            rollout.generate_sequences(step, lambda step=step: one.paths().count("/start_profile") == step)
+            rollout.generate_sequences(step, lambda step=step: server.paths().count("/start_profile") == step)
         until(
             lambda: any("profiler of" in notice["notice"] for notice in sglang_instrument.status()["notices"])
         )
-    with served(StandIn(hangs_on=("/start_profile", "/server_info"))) as (one,):
+    with served(StandIn(hangs_on=("/start_profile", "/server_info"))) as (server,):
         sglang_instrument.uninstall()
         install(profile_steps="1", profile_workers="all", experiment="other")
-        rollout = Rollout(one.url)
-        rollout.generate_sequences(1, lambda: "/start_profile" in one.paths())  # although the server hangs
-        ours = [one for one in threading.enumerate() if one.name.startswith("sglang-instrument-profile")]
+        rollout = Rollout(server.url)
+        rollout.generate_sequences(1, lambda: "/start_profile" in server.paths())  # although the server hangs
+        name = "sglang-instrument-profile"
+        ours = [thread for thread in threading.enumerate() if thread.name.startswith(name)]
         assert ours
         assert all(thread.daemon for thread in ours), "or the training could not end"
         sglang_instrument.uninstall()
 
 
 def test_of_two_processes_with_the_same_servers_one_alone_starts_them(install, start_script):
-    with served(StandIn()) as (one,):
+    with served(StandIn()) as (server,):
         source = """
             import sglang_instrument as si, sys
             si.install(profile_steps="1", run_id="r1", profile_router="", profile_options="num_steps=0")
@@ -535,15 +536,15 @@ def test_of_two_processes_with_the_same_servers_one_alone_starts_them(install, s
                         print("in", flush=True)
                         sys.stdin.readline()
             Rollout().run()
-        """.replace("URL", repr(one.url))
+        """.replace("URL", repr(server.url))
         scripts = [start_script(source, RANK=rank) for rank in ("0", "1")]
         for script in scripts:
             script.says("in")
-        until(lambda: one.recording is not None)
+        until(lambda: server.recording is not None)
         for script in scripts:
             script.tell("end")
             script.wait()
-    assert one.paths().count("/start_profile") == 1
+    assert server.paths().count("/start_profile") == 1
 
 
 def test_a_slow_request_has_the_most_loaded_server_recorded_and_only_once(install, records_below):
@@ -565,7 +566,7 @@ def test_a_slow_request_has_the_most_loaded_server_recorded_and_only_once(instal
     assert busy.paths().count("/start_profile") == 1
     assert busy.body_of("/start_profile")["num_steps"] == 20
     (event,) = [
-        one for one in records_below(folder)["step_4/worker_0.jsonl"] if one["event"] == "profile_start"
+        line for line in records_below(folder)["step_4/worker_0.jsonl"] if line["event"] == "profile_start"
     ]
     assert event["extra"]["load"]["running"] == 9
     assert event["extra"]["why"]["request_id"] == "r7"

@@ -218,7 +218,7 @@ def test_no_intervals_cover_nothing() -> None:
 
 
 def test_busy_idle_and_exposed_communication_of_a_made_trace(made: Path) -> None:
-    one = analyse(made).traces[0]
+    analysis = analyse(made).traces[0]
     events = [event for event in loaded(made) if event["cat"] in ("kernel", "gpu_memcpy")]
     spans = [(event["ts"], event["ts"] + event["dur"]) for event in events]
     comm = [span for span, event in zip(spans, events, strict=True) if "nccl" in event["name"]]
@@ -227,8 +227,8 @@ def test_busy_idle_and_exposed_communication_of_a_made_trace(made: Path) -> None
         for span, event in zip(spans, events, strict=True)
         if event["cat"] == "kernel" and "nccl" not in event["name"]
     ]
-    use = one.use
-    assert one.window_sec == pytest.approx((8050 - 100) / 1e6)
+    use = analysis.use
+    assert analysis.window_sec == pytest.approx((8050 - 100) / 1e6)
     assert use["busy_sec"] * 1e6 == pytest.approx(union(spans)) == pytest.approx(120 + 3 * 70 + 50)
     assert use["idle_sec"] * 1e6 == pytest.approx(7950 - 380)
     assert use["compute_sec"] * 1e6 == pytest.approx(union(compute))
@@ -237,8 +237,8 @@ def test_busy_idle_and_exposed_communication_of_a_made_trace(made: Path) -> None
         use["exposed_sec"] * 1e6 == pytest.approx(union(comm + compute) - union(compute)) == pytest.approx(20)
     )
     assert use["copy_sec"] * 1e6 == pytest.approx(30)
-    assert (one.rank, one.profile_id, one.devices) == ("TP-0", "17", ["NVIDIA Made 9000"])
-    assert one.start_us == BASE_NS // 1000 + round(START_US) + 100
+    assert (analysis.rank, analysis.profile_id, analysis.devices) == ("TP-0", "17", ["NVIDIA Made 9000"])
+    assert analysis.start_us == BASE_NS // 1000 + round(START_US) + 100
 
 
 def test_kernels_categories_and_copies_of_a_made_trace(made: Path) -> None:
@@ -288,9 +288,9 @@ def test_a_gap_names_the_innermost_work_of_the_cpu_over_it(made: Path) -> None:
 def test_a_stage_in_the_name_of_the_file_counts_where_nothing_was_marked(tmp_path: Path) -> None:
     trace = MadeTrace()
     trace.launch(0, "cudaLaunchKernel", [("kernel", "k", 10, 5, 7)])
-    one = analyse(trace.write(tmp_path / "id-TP-1-DECODE.trace.json.gz")).traces[0]
-    assert (one.rank, one.stage) == ("TP-1", "decode")
-    assert [row["stage"] for row in one.tables["stages"]] == ["decode"]
+    analysis = analyse(trace.write(tmp_path / "id-TP-1-DECODE.trace.json.gz")).traces[0]
+    assert (analysis.rank, analysis.stage) == ("TP-1", "decode")
+    assert [row["stage"] for row in analysis.tables["stages"]] == ["decode"]
 
 
 @pytest.mark.parametrize(
@@ -319,12 +319,12 @@ def test_kernels_are_sorted_by_what_they_do(name: str, category: str) -> None:
 
 @needs_torch
 def test_operators_of_a_real_trace_equal_a_brute_force_read(real: Path) -> None:
-    one = analyse(real, top=10_000).traces[0]
+    analysis = analyse(real, top=10_000).traces[0]
     events = [event for event in loaded(real) if event["cat"] in ("cpu_op", "user_annotation")]
     for event in events:
         event["end"] = event["ts"] + event["dur"]
     totals: Counter[str] = Counter()
-    own: Counter[str] = Counter()
+    self_times: Counter[str] = Counter()
     for event in events:
         inside = [
             (max(other["ts"], event["ts"]), min(other["end"], event["end"]))
@@ -336,35 +336,35 @@ def test_operators_of_a_real_trace_equal_a_brute_force_read(real: Path) -> None:
             and other["dur"] < event["dur"]
         ]
         totals[event["name"]] += event["dur"]
-        own[event["name"]] += event["dur"] - union(inside)
-    rows = {row["name"]: row for row in one.tables["cpu_ops"]}
+        self_times[event["name"]] += event["dur"] - union(inside)
+    rows = {row["name"]: row for row in analysis.tables["cpu_ops"]}
     assert set(rows) == set(totals)
     for name, row in rows.items():
         assert row["total_sec"] * 1e6 == pytest.approx(totals[name], abs=0.1)
-        assert row["self_sec"] * 1e6 == pytest.approx(own[name], abs=1.0)
-    assert not one.on_gpu
-    (stage,) = one.tables["stages"]
+        assert row["self_sec"] * 1e6 == pytest.approx(self_times[name], abs=1.0)
+    assert not analysis.on_gpu
+    (stage,) = analysis.tables["stages"]
     assert (stage["stage"], stage["steps"]) == ("decode", 5)
     marks = [(event["ts"], event["end"]) for event in events if event["name"].startswith("step[")]
-    assert one.use["busy_sec"] * 1e6 == pytest.approx(union(marks), abs=0.1)
+    assert analysis.use["busy_sec"] * 1e6 == pytest.approx(union(marks), abs=0.1)
 
 
 def test_own_times_equal_a_stack_of_open_events(tmp_path: Path) -> None:
     drawn = random.Random(11)
     trace = MadeTrace()
-    own: Counter[str] = Counter()
+    self_times: Counter[str] = Counter()
 
     def grow(start: int, end: int, depth: int, thread: int) -> None:
         name = f"op{drawn.randrange(6)}"
         trace.add("cpu_op", name, start, end - start, tid=thread)
-        own[name] += end - start
+        self_times[name] += end - start
         while depth < 5 and start < end and drawn.random() < 0.7:
             begin = drawn.randint(start, end)
             stop = drawn.randint(begin, end)
-            own[name] -= stop - begin
+            self_times[name] -= stop - begin
             if (begin, stop) == (start, end) or begin == stop:  # equal times: either may be outside
                 trace.add("cpu_op", "moment", begin, 0, tid=thread)
-                own[name] += stop - begin
+                self_times[name] += stop - begin
             else:
                 grow(begin, stop, depth + 1, thread)
             start = stop
@@ -373,10 +373,10 @@ def test_own_times_equal_a_stack_of_open_events(tmp_path: Path) -> None:
         for root in range(0, 5000, 500):
             grow(root, root + drawn.randint(1, 500), 0, thread)
     drawn.shuffle(trace.events)
-    one = analyse(trace.write(tmp_path / "n.trace.json"), top=100).traces[0]
-    rows = {row["name"]: row["self_sec"] * 1e6 for row in one.tables["cpu_ops"]}
+    analysis = analyse(trace.write(tmp_path / "n.trace.json"), top=100).traces[0]
+    rows = {row["name"]: row["self_sec"] * 1e6 for row in analysis.tables["cpu_ops"]}
     assert rows.pop("moment", 0.0) == 0.0
-    assert rows == pytest.approx({name: float(time) for name, time in own.items()}, abs=0.01)
+    assert rows == pytest.approx({name: float(time) for name, time in self_times.items()}, abs=0.01)
 
 
 # ranks
@@ -390,31 +390,31 @@ def two_ranks(folder: Path) -> Path:
 
 
 def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
-    found = analyse(two_ranks(tmp_path))
-    assert found.slow == "TP-1"
-    assert "TP-1 is slow" in found.sentence
-    assert [row["rank"] for row in found.ranks] == ["TP-0", "TP-1"]
+    analysis = analyse(two_ranks(tmp_path))
+    assert analysis.slow == "TP-1"
+    assert "TP-1 is slow" in analysis.sentence
+    assert [row["rank"] for row in analysis.ranks] == ["TP-0", "TP-1"]
 
 
 def test_no_rank_is_named_if_all_are_alike_or_there_is_only_one(tmp_path: Path) -> None:
     for rank in (0, 1):
         engine_trace().write(tmp_path / f"9-TP-{rank}.trace.json.gz")
-    found = analyse(tmp_path)
-    assert (found.slow, "no rank stands out" in found.sentence) == (None, True)
+    analysis = analyse(tmp_path)
+    assert (analysis.slow, "no rank stands out" in analysis.sentence) == (None, True)
     assert analyse(tmp_path, rank="TP-1").sentence == "one rank per engine: nothing to compare"
 
 
 def test_ranks_of_different_engines_are_not_compared(tmp_path: Path) -> None:
     for worker, gemm in ((0, 100), (1, 900)):
         engine_trace(gemm_us=gemm).write(tmp_path / f"e-worker_{worker}-TP-0.trace.json.gz")
-    found = analyse(tmp_path)
-    assert (found.slow, found.sentence) == (None, "one rank per engine: nothing to compare")
-    assert [one.profile_id for one in found.traces] == ["e-worker_0", "e-worker_1"]
+    analysis = analyse(tmp_path)
+    assert (analysis.slow, analysis.sentence) == (None, "one rank per engine: nothing to compare")
+    assert [trace.profile_id for trace in analysis.traces] == ["e-worker_0", "e-worker_1"]
 
 
 def test_ranks_are_chosen_and_missing_ones_refused_with_those_that_are_there(tmp_path: Path) -> None:
     two_ranks(tmp_path)
-    assert [one.rank for one in analyse(tmp_path, rank="1").traces] == ["TP-1"]
+    assert [trace.rank for trace in analyse(tmp_path, rank="1").traces] == ["TP-1"]
     with pytest.raises(LogError, match="no trace of rank 5; there are: TP-0, TP-1"):
         analyse(tmp_path, rank="5")
 
@@ -437,9 +437,9 @@ def _empty(folder: Path) -> Path:
 
 
 def test_an_empty_trace_is_analysed(tmp_path: Path) -> None:
-    one = analyse_trace(read_trace(MadeTrace().write(tmp_path / "n.trace.json")))
+    analysis = analyse_trace(read_trace(MadeTrace().write(tmp_path / "n.trace.json")))
     assert isinstance(read_trace(tmp_path / "n.trace.json"), Trace)
-    assert (one.window_sec, one.use["busy"], one.start_us) == (0.0, 0.0, None)
+    assert (analysis.window_sec, analysis.use["busy"], analysis.start_us) == (0.0, 0.0, None)
 
 
 # the command

@@ -42,18 +42,18 @@ def test_a_run_of_another_time_is_reported(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_profile_id_that_names_a_worker_is_of_that_worker_alone(tmp_path: Path) -> None:
-    one = analyse(trace_of_work(tmp_path / "exp-step_6-worker_2-TP-0.trace.json", [(0, 1)])).traces[0]
-    assert worker_of(one, [0, 1, 2]) == [2]
-    assert worker_of(one, [0, 1]) == [0, 1]
+    analysis = analyse(trace_of_work(tmp_path / "exp-step_6-worker_2-TP-0.trace.json", [(0, 1)])).traces[0]
+    assert worker_of(analysis, [0, 1, 2]) == [2]
+    assert worker_of(analysis, [0, 1]) == [0, 1]
 
 
 def test_a_trace_without_a_clock_is_not_aligned_with_a_run(tmp_path: Path) -> None:
     trace = engine_trace()
     path = tmp_path / "old.trace.json"
     path.write_text(json.dumps({"traceEvents": trace.events}))
-    one = analyse_trace(read_trace(path))
-    assert one.start_us is None
-    assert idle_in_steps(one, pl.DataFrame(), pl.DataFrame(), [0]) == []
+    analysis = analyse_trace(read_trace(path))
+    assert analysis.start_us is None
+    assert idle_in_steps(analysis, pl.DataFrame(), pl.DataFrame(), [0]) == []
     logs = run_beside(tmp_path / "exp")
     out = tmp_path / "out.pftrace"
     assert main(["export", str(logs), "--perfetto", str(out), "--traces", str(path)]) == 2
@@ -85,7 +85,9 @@ def test_merged_traces_have_every_event_under_the_rollouts(tmp_path: Path) -> No
     titles = {track.name for track in tracks.values() if group_of(track, tracks).name == "engine TP-0"}
     assert {"GPU 0 stream 7", "GPU 0 stream 13", "GPU marks"} <= titles
     # The kernels are within the step, on the same clock.
-    (step,) = (one for track in tracks.values() for one in track.slices if one[0] == "total_step_duration")
+    (step,) = (
+        piece for track in tracks.values() for piece in track.slices if piece[0] == "total_step_duration"
+    )
     begins = [start for track in tracks.values() for name, start, *_ in track.slices if "gemm" in name]
     assert all(step[1] <= begin <= step[2] for begin in begins)
 
@@ -105,5 +107,5 @@ def test_only_kernels_of_the_same_time_are_merged_into_one_step(tmp_path: Path) 
     out = tmp_path / "out.pftrace"
     arguments = ["--perfetto", str(out), "--step", "6", "--traces", str(path)]
     assert main(["export", str(logs), *arguments]) == 0
-    kernels = [one for track in parsed(out).values() for one in track.slices if one[0] == "gemm"]
+    kernels = [piece for track in parsed(out).values() for piece in track.slices if piece[0] == "gemm"]
     assert len(kernels) == 1

@@ -69,11 +69,11 @@ class TestAWheel:
         if python is None:
             pytest.skip(f"no Python {python_of(wheel)} here")
         subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
-        own = tmp_path / "venv/bin/python"
-        command = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+        installed = tmp_path / "venv/bin/python"
+        command = [installed, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
         subprocess.run(command, check=True, cwd=tmp_path)
-        assert first_use([own], tmp_path) == said()
-        checked = subprocess.run([own, "-m", "pip", "check"], capture_output=True, text=True)
+        assert first_use([installed], tmp_path) == said()
+        checked = subprocess.run([installed, "-m", "pip", "check"], capture_output=True, text=True)
         assert checked.returncode == 0, checked.stdout
 
 
@@ -97,7 +97,7 @@ def debian(tmp_path_factory):
 def test_the_wheel_works_in_a_bare_system(debian, tmp_path):
     shipped = debian / "wheels"
     shipped.mkdir()
-    wheel = next((one for one in WHEELS if python_of(one) == "3.11"), None)
+    wheel = next((candidate for candidate in WHEELS if python_of(candidate) == "3.11"), None)
     if wheel is None:
         pytest.skip("no wheel for bookworm's Python 3.11")
     python = shutil.which("python3.11")

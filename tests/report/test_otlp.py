@@ -47,18 +47,18 @@ def as_protobuf(request: dict[str, Any]) -> ExportTraceServiceRequest:
 
 
 def attributes(holder: dict[str, Any]) -> dict[str, Any]:
-    return {one["key"]: plain(one["value"]) for one in holder.get("attributes", ())}
+    return {attribute["key"]: plain(attribute["value"]) for attribute in holder.get("attributes", ())}
 
 
 def plain(value: dict[str, Any]) -> Any:
-    ((kind, one),) = value.items()
+    ((kind, content),) = value.items()
     if kind == "arrayValue":
-        return [plain(each) for each in one["values"]]
-    return int(one) if kind == "intValue" else one
+        return [plain(each) for each in content["values"]]
+    return int(content) if kind == "intValue" else content
 
 
 def named(spans: list[dict[str, Any]], operation: str) -> list[dict[str, Any]]:
-    return [one for one in spans if one["values"]["gen_ai.operation.name"] == operation]
+    return [span for span in spans if span["values"]["gen_ai.operation.name"] == operation]
 
 
 def exported(logs: Path, target: Path, *more: str) -> list[dict[str, Any]]:
@@ -87,14 +87,14 @@ def spans(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str
 
 
 def test_every_request_is_an_agent_with_its_numbers(logs: Path, spans: list[dict[str, Any]]) -> None:
-    found = {
-        (one["values"]["sglang_instrument.validate"], one["values"]["gen_ai.conversation.id"]): one
-        for one in named(spans, "invoke_agent")
+    agents = {
+        (agent["values"]["sglang_instrument.validate"], agent["values"]["gen_ai.conversation.id"]): agent
+        for agent in named(spans, "invoke_agent")
     }
     requests = list(open_run(logs).digest.requests.iter_rows(named=True))
-    assert len(found) == len(requests) == 36
+    assert len(agents) == len(requests) == 36
     for row in requests:
-        span = found[row["validate"], row["request_id"]]
+        span = agents[row["validate"], row["request_id"]]
         values = span["values"]
         assert values["sglang_instrument.step"] == row["step"]
         assert values["sglang_instrument.worker"] == row["worker"]
@@ -115,38 +115,40 @@ def test_every_request_is_an_agent_with_its_numbers(logs: Path, spans: list[dict
 
 
 def test_turns_and_tools_lie_below_their_request(logs: Path, spans: list[dict[str, Any]]) -> None:
-    agents = {one["spanId"]: one for one in named(spans, "invoke_agent")}
+    agents = {agent["spanId"]: agent for agent in named(spans, "invoke_agent")}
     calls, tools = named(spans, "chat"), named(spans, "execute_tool")
     digest = open_run(logs).digest
     assert len(calls) == digest.requests["turns"].sum()
-    assert sum(one["values"]["gen_ai.usage.output_tokens"] for one in calls) == int(
+    assert sum(call["values"]["gen_ai.usage.output_tokens"] for call in calls) == int(
         digest.requests["response_tokens"].sum()
     )
     assert len(tools) > 10
-    for one in (*calls, *tools):
-        agent = agents[one["parentSpanId"]]
-        assert one["traceId"] == agent["traceId"]
-        assert one["values"]["gen_ai.conversation.id"] == agent["values"]["gen_ai.conversation.id"]
-        assert int(agent["startTimeUnixNano"]) <= int(one["startTimeUnixNano"])
-        assert int(one["endTimeUnixNano"]) <= int(agent["endTimeUnixNano"])
-    assert {one["values"]["gen_ai.tool.name"] for one in tools} == {one["name"].split()[-1] for one in tools}
-    assert {one["kind"] for one in calls} == {3}  # CLIENT
-    assert {one["kind"] for one in tools} == {1}  # INTERNAL
+    for span in (*calls, *tools):
+        agent = agents[span["parentSpanId"]]
+        assert span["traceId"] == agent["traceId"]
+        assert span["values"]["gen_ai.conversation.id"] == agent["values"]["gen_ai.conversation.id"]
+        assert int(agent["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
+        assert int(span["endTimeUnixNano"]) <= int(agent["endTimeUnixNano"])
+    assert {tool["values"]["gen_ai.tool.name"] for tool in tools} == {
+        tool["name"].split()[-1] for tool in tools
+    }
+    assert {call["kind"] for call in calls} == {3}  # CLIENT
+    assert {tool["kind"] for tool in tools} == {1}  # INTERNAL
 
 
 def test_ids_are_unique_and_the_same_in_each_export(
     logs: Path, spans: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    assert len({one["spanId"] for one in spans}) == len(spans)
-    assert {len(one["traceId"]) for one in spans} == {32}
-    assert {len(one["spanId"]) for one in spans} == {16}
+    assert len({span["spanId"] for span in spans}) == len(spans)
+    assert {len(span["traceId"]) for span in spans} == {32}
+    assert {len(span["spanId"]) for span in spans} == {16}
     assert exported(logs, tmp_path / "again.jsonl") == spans
     one_step = exported(logs, tmp_path / "step.jsonl", "--step", "2")
     assert one_step == [
-        one
-        for one in spans
+        span
+        for span in spans
         if any(
-            agent["traceId"] == one["traceId"] and agent["values"]["sglang_instrument.step"] == 2
+            agent["traceId"] == span["traceId"] and agent["values"]["sglang_instrument.step"] == 2
             for agent in named(spans, "invoke_agent")
         )
     ]
@@ -160,7 +162,7 @@ def test_logs_of_other_projects_share_no_ids(tmp_path: Path) -> None:
     )
     assert again == spans
     assert len(of_other) == len(spans)
-    assert {one["traceId"] for one in of_other}.isdisjoint({one["traceId"] for one in spans})
+    assert {span["traceId"] for span in of_other}.isdisjoint({span["traceId"] for span in spans})
 
 
 def test_validation_can_be_chosen(tmp_path: Path) -> None:
@@ -168,17 +170,17 @@ def test_validation_can_be_chosen(tmp_path: Path) -> None:
     (logs / "step_2").rename(logs / "validate_2")
     rewritten(logs, lambda line: line.update(validate=True) if line["step"] == 2 else None)
     both = named(exported(logs, tmp_path / "all.jsonl"), "invoke_agent")
-    assert [one["values"]["sglang_instrument.validate"] for one in both] == [False] * 3 + [True] * 3
+    assert [agent["values"]["sglang_instrument.validate"] for agent in both] == [False] * 3 + [True] * 3
     chosen = exported(logs, tmp_path / "validate.jsonl", "--validate")
     assert named(chosen, "invoke_agent") == both[3:]
 
 
 def test_clocks_of_workers_are_aligned(spans: list[dict[str, Any]]) -> None:
     begun: dict[int, int] = {}
-    for one in named(spans, "invoke_agent"):
-        if one["values"]["sglang_instrument.step"] == 1:
-            worker = one["values"]["sglang_instrument.worker"]
-            begun[worker] = min(begun.get(worker, 2**63), int(one["startTimeUnixNano"]))
+    for agent in named(spans, "invoke_agent"):
+        if agent["values"]["sglang_instrument.step"] == 1:
+            worker = agent["values"]["sglang_instrument.worker"]
+            begun[worker] = min(begun.get(worker, 2**63), int(agent["startTimeUnixNano"]))
     assert abs(begun[0] - begun[1]) < 5e9  # the clock of worker 1 was 100 s ahead
 
 
@@ -192,11 +194,15 @@ def test_a_traceparent_puts_a_request_below_the_span_that_it_names(tmp_path: Pat
     rewritten(logs, give)
     spans = exported(logs, tmp_path / "run.jsonl")
     assert "1 requests stand below a span of another program" in capsys.readouterr().out
-    joined = [one for one in spans if one["traceId"] == TRACE]
+    joined = [span for span in spans if span["traceId"] == TRACE]
     (agent,) = named(joined, "invoke_agent")
     assert agent["parentSpanId"] == SPAN
-    assert {one["parentSpanId"] for one in joined if one is not agent} == {agent["spanId"]}
-    (other,) = (one for one in named(spans, "invoke_agent") if one["traceId"] != TRACE)
+    assert {span["parentSpanId"] for span in joined if span is not agent} == {agent["spanId"]}
+    (other,) = (
+        agent_of_other
+        for agent_of_other in named(spans, "invoke_agent")
+        if agent_of_other["traceId"] != TRACE
+    )
     assert "parentSpanId" not in other
 
 
@@ -238,19 +244,19 @@ def test_what_is_no_traceparent_names_no_parent(odd: Any) -> None:
 
 
 def test_what_a_log_does_not_hold_is_left_out_and_not_zero(spans: list[dict[str, Any]]) -> None:
-    for one in spans:
-        assert "gen_ai.usage.input_tokens" not in one["values"]
-        assert "error.type" not in one["values"]
+    for span in spans:
+        assert "gen_ai.usage.input_tokens" not in span["values"]
+        assert "error.type" not in span["values"]
 
 
 def test_requests_that_never_ended_are_there_and_marked(tmp_path: Path, capsys: Any) -> None:
     logs = synthetic_run(tmp_path / "exp", steps=2, workers=2, requests=4, causes=[Hang(2, 1)])
     spans = exported(logs, tmp_path / "run.jsonl")
-    marked = [one for one in spans if one["values"].get("sglang_instrument.unfinished")]
+    marked = [span for span in spans if span["values"].get("sglang_instrument.unfinished")]
     assert marked
     assert "no record of their end" in capsys.readouterr().out
-    agents = {one["spanId"] for one in named(spans, "invoke_agent")}
-    assert all(one["parentSpanId"] in agents for one in spans if "parentSpanId" in one)
+    agents = {agent["spanId"] for agent in named(spans, "invoke_agent")}
+    assert all(span["parentSpanId"] in agents for span in spans if "parentSpanId" in span)
 
 
 def test_a_request_that_failed_has_the_type_of_its_error_and_no_text(tmp_path: Path) -> None:
@@ -263,10 +269,10 @@ def test_a_request_that_failed_has_the_type_of_its_error_and_no_text(tmp_path: P
 
     rewritten(logs, fail)
     target = tmp_path / "run.jsonl"
-    for one in exported(logs, target):
-        if one["values"]["gen_ai.operation.name"] != "execute_tool":
-            assert one["values"]["error.type"] == "TimeoutError"
-            assert one["status"] == {"code": 2}
+    for span in exported(logs, target):
+        if span["values"]["gen_ai.operation.name"] != "execute_tool":
+            assert span["values"]["error.type"] == "TimeoutError"
+            assert span["status"] == {"code": 2}
     assert b"secret" not in target.read_bytes()
 
 
@@ -319,5 +325,5 @@ def test_calls_of_servers_alone_are_written_without_a_request(tmp_path: Path) ->
     rewritten(logs, give)
     spans = exported(logs, tmp_path / "run.jsonl")
     assert spans
-    assert {one["name"] for one in spans} == {"chat"}
-    assert {(one["traceId"], one["parentSpanId"]) for one in spans} == {(TRACE, SPAN)}
+    assert {span["name"] for span in spans} == {"chat"}
+    assert {(span["traceId"], span["parentSpanId"]) for span in spans} == {(TRACE, SPAN)}

@@ -5,7 +5,7 @@ import math
 
 import pytest
 from browser import browser
-from logged import own
+from logged import recorded_events
 from own_run import record_requests
 from perfetto_tracks import parsed
 
@@ -38,7 +38,7 @@ def annotated(tmp_path):
 
 
 def test_perfetto_shows_all_fields_of_a_span(recorded, annotated):
-    lines = own(map(json.loads, (recorded / "step_12/worker_0.jsonl").read_text().splitlines()))
+    lines = recorded_events(map(json.loads, (recorded / "step_12/worker_0.jsonl").read_text().splitlines()))
     parses = [record["extra"] for record in lines if record["event"] == "parse"]
     shown = [values for name, values in annotated(recorded) if name == "parse"]
     assert [values["tool_calls"] for values in shown] == [fields["tool_calls"] for fields in parses]

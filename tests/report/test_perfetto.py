@@ -73,13 +73,13 @@ def test_a_request_has_a_track_below_its_worker(logs: Path, tracks: dict[int, Tr
         for record in records(logs)
         if record["event"] == "async_rollout_request_complete"
     }
-    found = set()
+    places = set()
     for track in tracks.values():
         roots = [name for name, _, _, depth, _ in track.slices if depth == 0]
         if "async_rollout_request_complete" in roots:
             assert roots == ["async_rollout_request_complete"]  # the track contains all spans of the request
-            found.add((group_of(track, tracks).pid - 1000, track.name))
-    assert found == asked
+            places.add((group_of(track, tracks).pid - 1000, track.name))
+    assert places == asked
 
 
 def test_slices_lie_inside_the_slice_that_they_ran_in(tracks: dict[int, Track]) -> None:
@@ -115,8 +115,8 @@ def test_clocks_of_hosts_are_aligned_at_the_barriers(tracks: dict[int, Track]) -
             if name == "barrier_wait_duration":
                 exits.setdefault(group_of(track, tracks).pid, []).append(end)
     assert len(exits) == 2
-    one, other = (sorted(ends) for ends in exits.values())
-    assert one == pytest.approx(other, abs=1e6)  # within a millisecond; the clocks are 100 s apart
+    first, other = (sorted(ends) for ends in exits.values())
+    assert first == pytest.approx(other, abs=1e6)  # within a millisecond; the clocks are 100 s apart
 
 
 def test_workers_of_one_clock_are_not_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_counters_say_how_many_run_and_how_late_the_loop_was(tracks: dict[int, T
 
 def test_one_step_alone_can_be_written(logs: Path, tmp_path: Path) -> None:
     assert main(["export", str(logs), "--perfetto", str(tmp_path / "2"), "--step", "2"]) == 0
-    of_step = [one for track in parsed(tmp_path / "2").values() for one in track.slices]
+    of_step = [piece for track in parsed(tmp_path / "2").values() for piece in track.slices]
     assert sum(name == "total_step_duration" for name, *_ in of_step) == 2  # workers
     assert main(["export", str(logs), "--perfetto", str(tmp_path / "v"), "--step", "2", "--validate"]) == 0
     names = {track.name: {name for name, *_ in track.slices} for track in parsed(tmp_path / "v").values()}
@@ -158,9 +158,9 @@ def test_one_step_alone_can_be_written(logs: Path, tmp_path: Path) -> None:
 def test_nothing_is_overwritten_and_nothing_unfinished_is_left(
     logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = tmp_path / "run.pftrace"
-    there.write_text("mine")
-    assert main(["export", str(logs), "--perfetto", str(there)]) == 2
+    target = tmp_path / "run.pftrace"
+    target.write_text("mine")
+    assert main(["export", str(logs), "--perfetto", str(target)]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
     assert (
         main(["export", str(logs), "--perfetto", str(tmp_path / "x"), "--traces", str(tmp_path / "no")]) == 2
@@ -204,7 +204,7 @@ def test_a_span_that_never_ended_has_a_track_up_to_its_last_report(
     ]
     spans = max(logged, key=lambda record: record["timestamp"])["extra"]["spans"]
     below = [track for track in tracks.values() if tracks.get(track.parent) is hung["worker 1"]]
-    shown = [one for track in (hung["worker 1"], *below) for one in track.slices]
+    shown = [piece for track in (hung["worker 1"], *below) for piece in track.slices]
     assert Counter(name for name, *_ in shown) == Counter(span["event"] for span in spans)
     longest = max(end - start for _, start, end, _, _ in shown)
     assert longest / 1e9 == pytest.approx(max(span["age_sec"] for span in spans), abs=1e-5)
@@ -212,19 +212,21 @@ def test_a_span_that_never_ended_has_a_track_up_to_its_last_report(
     assert "never ended" in " ".join(capsys.readouterr().out.split())
 
 
-def one(number: int, start: int, end: int, parent: int | None = None) -> Slice:
+def made_slice(number: int, start: int, end: int, parent: int | None = None) -> Slice:
     return Slice(start, end, str(number), "tool", {}, number, parent)
 
 
 def test_a_slice_concurrent_with_its_siblings_goes_to_another_lane() -> None:
-    lanes = assign_lanes([one(0, 0, 100), one(1, 10, 90, 0), one(2, 10, 60, 0), one(3, 20, 30, 2)])
+    lanes = assign_lanes(
+        [made_slice(0, 0, 100), made_slice(1, 10, 90, 0), made_slice(2, 10, 60, 0), made_slice(3, 20, 30, 2)]
+    )
     assert [[piece.number for piece in lane] for lane in lanes] == [[0, 1], [2, 3]]
 
 
 def test_rounding_errors_are_clipped_and_instants_stay_inside() -> None:
-    sticks_out = one(1, 50, 102, 0)
+    sticks_out = made_slice(1, 50, 102, 0)
     sticks_out.slack_ns = 3
-    lanes = assign_lanes([one(0, 0, 100), sticks_out, one(2, 100, 100, 0)])
+    lanes = assign_lanes([made_slice(0, 0, 100), sticks_out, made_slice(2, 100, 100, 0)])
     assert [(piece.start_ns, piece.end_ns, piece.depth) for piece in lanes[0]] == [
         (0, 100, 0),
         (50, 100, 1),
@@ -233,7 +235,7 @@ def test_rounding_errors_are_clipped_and_instants_stay_inside() -> None:
 
 
 def test_a_slice_that_outlasts_its_spawner_keeps_its_length() -> None:
-    lanes = assign_lanes([one(0, 0, 100), one(1, 50, 160, 0)])
+    lanes = assign_lanes([made_slice(0, 0, 100), made_slice(1, 50, 160, 0)])
     assert [[(piece.start_ns, piece.end_ns) for piece in lane] for lane in lanes] == [[(0, 100)], [(50, 160)]]
 
 

@@ -116,15 +116,17 @@ def test_the_planted_causes_are_shown_in_their_sections(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:
     run = open_run(runs["plateau"])
-    found = findings_of(run, over=False)
-    assert {one.cause for one in found} >= {"standstill", "engine", "blocked-loop"}
+    findings = findings_of(run, over=False)
+    assert {finding.cause for finding in findings} >= {"standstill", "engine", "blocked-loop"}
     page.open(report("plateau")).draw_all()
     verdict = page.text("verdict")
-    assert all(one.sentence in verdict or one.sentence.capitalize() in verdict for one in found[:5])
+    assert all(
+        finding.sentence in verdict or finding.sentence.capitalize() in verdict for finding in findings[:5]
+    )
     assert "Step 67" in verdict
     assert "Worker 0" in verdict
     marked = page.js("[...document.querySelectorAll('#chart-steps .annotation-text')].length")
-    assert marked == len({(one.step, one.validate) for one in found})
+    assert marked == len({(finding.step, finding.validate) for finding in findings})
     assert "stood still" in page.text("still")
     assert "the event loop was blocked" in page.text("still")
     assert page.js("document.getElementById('blame').rows[1].cells[0].innerText") == "worker 0"
@@ -163,18 +165,18 @@ def test_the_sliders_show_what_whatif_says(
     page.open(report("plateau"))
     grid = page.js("sglangReport.facts.whatif")
     digest = open_run(runs["plateau"]).digest.filter(~pl.col("validate"))
-    for at in ((0, 0, 0), (2, 0, 0), (1, 1, 2), (len(grid["max_tokens"]) - 1, 2, 3)):
-        for name, value in zip(("max_tokens", "max_turns", "oversample"), at, strict=True):
+    for indices in ((0, 0, 0), (2, 0, 0), (1, 1, 2), (len(grid["max_tokens"]) - 1, 2, 3)):
+        for name, value in zip(("max_tokens", "max_turns", "oversample"), indices, strict=True):
             page.choose(f"whatif-{name}", value)
         caps, turns, oversample = (
             grid[name][value]
-            for name, value in zip(("max_tokens", "max_turns", "oversample"), at, strict=True)
+            for name, value in zip(("max_tokens", "max_turns", "oversample"), indices, strict=True)
         )
-        told = what_if(digest, Rules(max_tokens=caps, max_turns=turns, oversample=oversample))
+        predicted = what_if(digest, Rules(max_tokens=caps, max_turns=turns, oversample=oversample))
         shown = page.js("[...document.querySelectorAll('#outcome b')].map(one => one.innerText)")
-        assert shown[0] == page.js("sglangReport.seconds(arguments[0])", told["recorded_sec"].sum())
-        assert shown[1] == page.js("sglangReport.seconds(arguments[0])", told["predicted_sec"].sum())
-        assert shown[3] == f"{told['cut'].sum()} of {told['requests'].sum()}"
+        assert shown[0] == page.js("sglangReport.seconds(arguments[0])", predicted["recorded_sec"].sum())
+        assert shown[1] == page.js("sglangReport.seconds(arguments[0])", predicted["predicted_sec"].sum())
+        assert shown[3] == f"{predicted['cut'].sum()} of {predicted['requests'].sum()}"
     assert shown[2] != "0 %"
 
 
@@ -279,7 +281,7 @@ def test_light_and_dark_differ_and_work_keeps_its_colours(page: Browser, report:
     second = seen()
     assert {first["dark"], second["dark"]} == {True, False}
     assert first["bars"]
-    for bars, dark in ((one["bars"], one["dark"]) for one in (first, second)):
+    for bars, dark in ((shown_page["bars"], shown_page["dark"]) for shown_page in (first, second)):
         colours = DARK_COLOURS if dark else PART_COLOURS
         assert dict(bars) == {name: colours[name] for name, _ in bars}
     page.reload()

@@ -128,11 +128,11 @@ def test_each_chart_says_what_it_shows(page: Browser) -> None:
 
 
 def test_the_head_names_the_date_the_host_and_the_versions(page: Browser) -> None:
-    told = page.text("ran")
-    assert "2026-01-05 08:00 to 08:" in told
-    assert "node-7" in told
-    assert "sglang 0.5.9" in told
-    assert "verl 0.7.0" in told
+    head = page.text("ran")
+    assert "2026-01-05 08:00 to 08:" in head
+    assert "node-7" in head
+    assert "sglang 0.5.9" in head
+    assert "verl 0.7.0" in head
 
 
 def test_every_table_sorts_by_its_values_and_exports_them(page: Browser) -> None:

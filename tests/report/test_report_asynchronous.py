@@ -21,13 +21,13 @@ def sections(folder: Path, page: Path, capsys: pytest.CaptureFixture[str]) -> di
     assert main(["report", str(folder), "--out", str(page)]) == 0
     capsys.readouterr()
     text = page.read_text()
-    found = {
-        name: one[0]
+    markup_by_name = {
+        name: match[0]
         for name in SECTIONS
-        if (one := re.search(rf'<section id="{name}".*?</section>', text, re.DOTALL))
+        if (match := re.search(rf'<section id="{name}".*?</section>', text, re.DOTALL))
     }
-    assert all((f'href="#{name}"' in text) == (name in found) for name in SECTIONS)
-    return found
+    assert all((f'href="#{name}"' in text) == (name in markup_by_name) for name in SECTIONS)
+    return markup_by_name
 
 
 def cells(section: str) -> list[list[str]]:
@@ -54,7 +54,7 @@ def test_stale_samples_and_thrown_away_tokens_are_shown(
 def test_each_update_has_a_row_and_replies_are_shown_by_their_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run_with_updates(tmp_path / "run", seed=1, kept=True, slow_sec=2.0)
+    folder = run_with_updates(tmp_path / "run", seed=1, keeps_cache=True, slow_sec=2.0)
     shown = sections(folder, tmp_path / "page.html", capsys)
     assert shown.keys() == {"weights"}
     rows = cells(shown["weights"])

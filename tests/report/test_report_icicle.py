@@ -82,11 +82,13 @@ def test_a_box_is_as_wide_as_the_time_of_its_event(page: Browser, run: Run, scop
 def test_wall_times_are_those_of_the_command_events(page: Browser, run: Run) -> None:
     spans = run.read_spans(step=67)
     shares = dict(event_table(spans).select("event", "steps_share").iter_rows())
-    own = page.js(
+    wall_shares = page.js(
         f"[...{STATE}.tree.nodes.values()].map(one => [one.event, one.own / {STATE}.tree.nodes.get(-1).all])"
     )
     for event in ("engine_async_generate_actual", "tool_call", "barrier_wait_duration"):
-        assert sum(share for name, share in own if name == event) == pytest.approx(shares[event], abs=1e-4)
+        assert sum(share for name, share in wall_shares if name == event) == pytest.approx(
+            shares[event], abs=1e-4
+        )
 
 
 def test_a_click_zooms_in_and_keeps_the_requests_with_the_event_in_the_timeline(page: Browser) -> None:
@@ -97,8 +99,8 @@ def test_a_click_zooms_in_and_keeps_the_requests_with_the_event_in_the_timeline(
     assert "async_rollout_request_complete" in above
     shown = page.js("document.getElementById('t-event').selectedOptions[0].textContent")
     assert shown == "tool_execution"
-    kept, of = page.js("[sglangReport.timeline.placed.requests, sglangReport.timeline.placed.of]")
-    assert 0 < kept < of
+    shown_requests, of = page.js("[sglangReport.timeline.placed.requests, sglangReport.timeline.placed.of]")
+    assert 0 < shown_requests < of
     page.do("document.getElementById('icicle-out').click()")
     assert page.js("[sglangReport.timeline.placed.requests, sglangReport.timeline.placed.of]") == [of, of]
     assert page.js("document.getElementById('icicle-out').disabled")
@@ -164,15 +166,15 @@ def test_many_paths_are_summed_up_and_lose_no_time(run: Run, monkeypatch: pytest
     monkeypatch.setattr(icicle_module, "_MOST_PATHS", 6)
     monkeypatch.setattr(icicle_module, "_MOST_ROWS", 40)
     table = path_table(run)
-    found = icicle(table, [Chosen(False, 67)])
-    assert len(found["event"]) <= 12
-    assert "(other events)" in found["event"]
-    assert all(parent < node for node, parent in enumerate(found["parent"]))
-    whole = found["views"]["67"][0]
+    tree = icicle(table, [Chosen(False, 67)])
+    assert len(tree["event"]) <= 12
+    assert "(other events)" in tree["event"]
+    assert all(parent < node for node, parent in enumerate(tree["parent"]))
+    whole = tree["views"]["67"][0]
     of_step = table.filter(step=67)
     for name in ("count", "total_sec", "self_sec", "wall_sec"):
         assert sum(whole[name]) == pytest.approx(of_step[name].sum(), abs=1e-3)
-    assert len(found["views"]["67"]) < 4
+    assert len(tree["views"]["67"]) < 4
 
 
 def test_times_of_a_chart_have_one_unit_and_never_an_exponent(page: Browser) -> None:

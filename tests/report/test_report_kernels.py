@@ -29,8 +29,8 @@ def report(logs: Path, out: Path, *arguments: str) -> Path:
 
 def section(path: Path) -> str:
     """Return the HTML of the section; "" without one."""
-    found = re.search(r'<section id="kernels".*?</section>', path.read_text(), re.DOTALL)
-    return found[0] if found else ""
+    match = re.search(r'<section id="kernels".*?</section>', path.read_text(), re.DOTALL)
+    return match[0] if match else ""
 
 
 def words(markup: str) -> str:
@@ -62,18 +62,18 @@ def test_ranks_stand_side_by_side_the_slow_one_first_in_detail(logs: Path, tmp_p
     engine_trace(nccl_us=90).write(traces / "p-TP-0.trace.json.gz")
     engine_trace(nccl_us=60, gemm_us=160).write(traces / "p-TP-1.trace.json.gz")
     markup = section(report(logs, tmp_path / "r.html", "--traces", str(traces)))
-    found = analyse(traces)
-    assert found.slow == "TP-1"
-    assert found.sentence[1:] in words(markup)
+    analysis = analyse(traces)
+    assert analysis.slow == "TP-1"
+    assert analysis.sentence[1:] in words(markup)
     summaries = re.findall(r"<summary>(TP-\d)", markup)
     assert summaries == ["TP-1", "TP-0"]
-    for one in found.traces:
-        parts = [one.use["compute_sec"], one.use["exposed_sec"]]
-        parts.append(one.use["busy_sec"] - sum(parts))
-        row = re.search(rf"<tr><td>{one.rank}</td>(.*?)</tr>", markup, re.DOTALL)
+    for trace in analysis.traces:
+        parts = [trace.use["compute_sec"], trace.use["exposed_sec"]]
+        parts.append(trace.use["busy_sec"] - sum(parts))
+        row = re.search(rf"<tr><td>{trace.rank}</td>(.*?)</tr>", markup, re.DOTALL)
         assert row is not None
         widths = [float(width) for width in re.findall(r"width: ([\d.]+)%", row[1])]
-        assert widths == pytest.approx([100 * part / one.window_sec for part in parts], abs=1e-3)
+        assert widths == pytest.approx([100 * part / trace.window_sec for part in parts], abs=1e-3)
 
 
 def test_a_browser_shows_kernel_names_as_text(logs: Path, tmp_path: Path) -> None:

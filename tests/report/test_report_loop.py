@@ -19,9 +19,9 @@ def test_both_sides_are_shown_where_the_trainer_is_in_the_log(recorded: bool, tm
     run = open_run(write_run(tmp_path / "run", replace(usual_shape(1, steps=3), requests=6, trainer=trainer)))
     write_report(run, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    found = re.search(r'<section id="loop".*?</section>', text, re.DOTALL)
-    assert ('href="#loop"' in text) == (found is not None) == recorded
-    if found is not None:
-        assert "This run is synchronous." in found[0]
-        assert all(f">{part}<" in found[0] for part in ("generation", "update", "weight sync"))
-        assert len(re.findall(r"<tr><td>\d+</td>", found[0])) == 3
+    match = re.search(r'<section id="loop".*?</section>', text, re.DOTALL)
+    assert ('href="#loop"' in text) == (match is not None) == recorded
+    if match is not None:
+        assert "This run is synchronous." in match[0]
+        assert all(f">{part}<" in match[0] for part in ("generation", "update", "weight sync"))
+        assert len(re.findall(r"<tr><td>\d+</td>", match[0])) == 3

@@ -17,9 +17,9 @@ def section(folder: Path, capsys: pytest.CaptureFixture[str]) -> str | None:
     assert main(["report", str(folder), "--out", str(page)]) == 0
     capsys.readouterr()
     text = page.read_text()
-    found = re.search(r'<section id="servers".*?</section>', text, re.DOTALL)
-    assert ('href="#servers"' in text) == (found is not None)
-    return found and found[0]
+    match = re.search(r'<section id="servers".*?</section>', text, re.DOTALL)
+    assert ('href="#servers"' in text) == (match is not None)
+    return match and match[0]
 
 
 def test_each_server_has_a_row_and_the_sentences_say_where_conversations_went(

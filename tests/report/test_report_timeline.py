@@ -155,9 +155,9 @@ def test_a_request_is_found_by_a_part_of_its_id_and_shows_its_events(
         f"sglangReport.eventsOf({LINE}.model, {LINE}.selected)"
         ".map(one => [one.event, one.start_sec, one.duration_sec])"
     )
-    told = waterfall(spans, request)
-    assert sorted(one[0] for one in events) == sorted(told["event"])
-    assert sum(one[2] for one in events) == pytest.approx(told["duration_sec"].sum(), abs=1e-3)
+    expected = waterfall(spans, request)
+    assert sorted(event[0] for event in events) == sorted(expected["event"])
+    assert sum(event[2] for event in events) == pytest.approx(expected["duration_sec"].sum(), abs=1e-3)
     assert "turn_engine_call" in page.text("inspector")
     assert page.js("location.hash") == f"#timeline&step={STEP}&request={request}"
 
@@ -178,17 +178,17 @@ def test_the_cursor_shows_what_ran_at_its_time(page: Browser, spans: pl.DataFram
     at_sec = page.js(f"{LINE}.model.extent_sec") * 0.3
     at_us = origin + at_sec * 1e6
     page.do(f"{LINE}.filter.worker = 2; sglangReport.setCursor(arguments[0])", at_sec)
-    told = page.js(
+    moment = page.js(
         f"(model => {{ model.rows = model.rows.filter(row => row.worker === 2);"
         f" return sglangReport.momentOf(model, {at_sec}); }})({{...{LINE}.model}})"
     )
     requests = mine.filter(pl.col("event").cast(pl.String) == "async_rollout_request_complete")
     going = (pl.col("start_us") <= at_us) & (pl.col("end_us") > at_us)
     calls = mine.filter((pl.col("event").cast(pl.String) == "turn_engine_call") & going)
-    assert told["running"] == len(requests.filter(going))
-    assert told["done"] == len(requests.filter(pl.col("end_us") <= at_us))
-    assert told["before"] == len(requests.filter(pl.col("start_us") > at_us))
-    assert told["calls"] == len(calls)
+    assert moment["running"] == len(requests.filter(going))
+    assert moment["done"] == len(requests.filter(pl.col("end_us") <= at_us))
+    assert moment["before"] == len(requests.filter(pl.col("start_us") > at_us))
+    assert moment["calls"] == len(calls)
     page.until("document.querySelector('[data-moment=running]') !== null")
     shown = {
         name: int(page.js("document.querySelector(`[data-moment=${arguments[0]}]`).innerText", name))
@@ -217,12 +217,12 @@ def test_spans_thinner_than_a_pixel_are_counted(page: Browser) -> None:
 def test_the_colour_of_a_span_is_that_of_its_phase(page: Browser) -> None:
     page.choose("t-rows", "18")
     page.do(f"{LINE}.told = null; sglangReport.repaint()").until(f"{LINE}.told !== null")
-    found = page.js(
+    colours_are_right = page.js(
         f"(line => {{ const colours = new Set(); const seen = new Set(line.pixels);"
         f" return ['generate', 'tool', 'barrier'].map(phase =>"
         f" seen.has(sglangReport.packed(sglangReport.colour(phase)) >>> 0)); }})({LINE})"
     )
-    assert found == [True, True, True]
+    assert colours_are_right == [True, True, True]
 
 
 def test_the_browser_console_has_no_errors(page: Browser) -> None:

@@ -53,11 +53,11 @@ def test_headline_and_findings_of_both_are_shown_with_their_costs(opened: Browse
         run = open_run(folder)
         shown = opened.js(f"document.querySelector('[aria-labelledby=run-{mark}]').innerText")
         assert verdict_of(run).casefold() in shown.casefold()
-        found = findings_of(run)[:9]
-        assert found
-        assert all(one.sentence in shown for one in found)
+        findings = findings_of(run)[:9]
+        assert findings
+        assert all(finding.sentence in shown for finding in findings)
         costs = f"[...document.querySelectorAll('[aria-labelledby=run-{mark}] .costs b')]"
-        expected = [opened.js("sglangReport.seconds(arguments[0])", one.lost_sec) for one in found]
+        expected = [opened.js("sglangReport.seconds(arguments[0])", finding.lost_sec) for finding in findings]
         assert opened.js(f"{costs}.map(one => one.innerText)") == expected
         assert f"only in {mark}" in shown or mark == "A"
         for number in ("Median step", "p99 of requests", "Tokens a second"):
@@ -97,7 +97,7 @@ def test_the_table_of_metrics_has_units_and_intervals(opened: Browser, runs: Run
     compared = compare_runs(*map(open_run, runs)).table.to_dicts()
     rows = "[...document.querySelectorAll('#comparison tbody tr')]"
     cells = opened.js(f"{rows}.map(one => [...one.cells].map(cell => cell.innerText))")
-    assert [row[0] for row in cells] == [one["metric"] for one in compared]
+    assert [row[0] for row in cells] == [metric["metric"] for metric in compared]
     duration = next(row for row in cells if row[0] == "duration")
     assert duration[1] == "a step"
     assert duration[2].endswith(" s")
@@ -121,8 +121,8 @@ def test_a_run_without_a_step_compares_nothing(
 
 
 def test_the_figure_of_two_runs_names_both(runs: Runs) -> None:
-    one, other = map(open_run, runs)
-    [axes] = FIGURES["cdf"](choose(one, other=other)).axes
+    first, other = map(open_run, runs)
+    [axes] = FIGURES["cdf"](choose(first, other=other)).axes
     styles = {line.get_label(): line.get_linestyle() for line in axes.lines}
     assert styles["A: main, 2026-01-05 08:00 UTC"] == "-"
     assert styles["B: branch, 2026-01-05 08:00 UTC"] == "--"
@@ -130,6 +130,6 @@ def test_the_figure_of_two_runs_names_both(runs: Runs) -> None:
 
 def test_runs_of_one_name_are_named_by_their_folders(runs: Runs, tmp_path: Path) -> None:
     same = synthetic_run(tmp_path / "main", steps=1, workers=1, requests=2)
-    one, other = open_run(runs[0]), open_run(same)
-    names = choose(one, other=other).names
+    first, other = open_run(runs[0]), open_run(same)
+    names = choose(first, other=other).names
     assert names == (f"{runs[0]}, 2026-01-05 08:00 UTC", f"{same}, 2026-01-05 08:00 UTC")

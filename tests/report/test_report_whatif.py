@@ -19,10 +19,10 @@ def test_every_step_is_computed_by_as_many_of_its_busiest_workers_as_there_is_ti
     digest = open_run(logs).digest
     turns = len(digest.turns)
     monkeypatch.setattr(grid, "_MOST_ROWS", most if not workers else turns * workers // 3)
-    found = grid.whatif_grid(digest)
-    assert found["steps"] == [1, 2, 3]
-    assert bool(found["workers"]) == bool(workers)
-    assert found["recorded_sec"] == pytest.approx(what_if(digest, Rules())["recorded_sec"].to_list())
+    answer = grid.whatif_grid(digest)
+    assert answer["steps"] == [1, 2, 3]
+    assert bool(answer["workers"]) == bool(workers)
+    assert answer["recorded_sec"] == pytest.approx(what_if(digest, Rules())["recorded_sec"].to_list())
 
 
 def test_of_too_many_steps_some_are_computed_at_equal_distances(
@@ -31,8 +31,8 @@ def test_of_too_many_steps_some_are_computed_at_equal_distances(
     logs = synthetic_run(tmp_path / "exp", steps=6, workers=2, requests=4, seed=5)
     digest = open_run(logs).digest
     monkeypatch.setattr(grid, "_MOST_ROWS", len(digest.turns) // 4)
-    found = grid.whatif_grid(digest)
-    assert found["of_steps"] == 6
-    assert found["steps"][0] == 1
-    assert 2 <= len(found["steps"]) < 6
-    assert found["workers"] == 1
+    answer = grid.whatif_grid(digest)
+    assert answer["of_steps"] == 6
+    assert answer["steps"][0] == 1
+    assert 2 <= len(answer["steps"]) < 6
+    assert answer["workers"] == 1

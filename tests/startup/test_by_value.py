@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from logged import own
+from logged import recorded_events
 
 ROOT = Path(__file__).parents[2]
 #: The content of our `.pth` file, in case it is not installed for this interpreter.
@@ -76,7 +76,7 @@ def sent(run_script):
 )
 def test_a_function_that_is_unpickled_installs_where_the_switch_is_on(sent, name, event):
     script = sent(name)
-    records = [record for file in script.records.values() for record in own(file)]
+    records = [record for file in script.records.values() for record in recorded_events(file)]
     assert [record["event"] for record in records] == [event] * 5, script.stdout
 
 
@@ -98,7 +98,7 @@ def test_what_a_notebook_defines_records_where_it_is_sent(run_script, name, even
         print(done.stdout.decode(), done.stderr.decode())
         """
     )
-    records = [record for file in script.records.values() for record in own(file)]
+    records = [record for file in script.records.values() for record in recorded_events(file)]
     assert [record["event"] for record in records] == [event] * 5, script.stdout
 
 
@@ -160,7 +160,7 @@ def test_a_decorated_lambda_of_a_module_that_goes_by_value_records(run_script, t
         print(done.stdout.decode(), done.stderr.decode())
         """
     )
-    records = [record for file in script.records.values() for record in own(file)]
+    records = [record for file in script.records.values() for record in recorded_events(file)]
     assert [record["event"] for record in records] == ["halved"] * 5, script.stdout
 
 
@@ -233,5 +233,5 @@ if __name__ == "__main__":
 """
     )
     script = run_script("import os, sys; os.execv(sys.executable, [sys.executable, 'main.py'])")
-    records = [record for file in script.records.values() for record in own(file)]
+    records = [record for file in script.records.values() for record in recorded_events(file)]
     assert [record["event"] for record in records] == [name] * 20

@@ -109,7 +109,7 @@ def test_a_good_name_stays_as_it_is(name):
     ],
 )
 def test_experiments_of_different_names_have_different_folders_that_can_be_made(tmp_path, name, other):
-    folders = {load({"experiment": one})[0].experiment for one in (name, other)}
+    folders = {load({"experiment": experiment})[0].experiment for experiment in (name, other)}
     assert len(folders) == 2
     for folder in folders:
         (tmp_path / folder).mkdir()
@@ -184,15 +184,15 @@ def test_an_unknown_setting_is_refused_with_the_known_ones_named():
 def test_the_keywords_of_install_are_the_fields_of_config():
     given, *keywords = inspect.signature(sglang_instrument.install).parameters.values()
     assert (given.name, given.kind, given.annotation) == ("config", given.POSITIONAL_ONLY, Config | None)
-    assert [(one.name, one.kind) for one in keywords] == [
+    assert [(keyword.name, keyword.kind) for keyword in keywords] == [
         (field.name, inspect.Parameter.KEYWORD_ONLY) for field in structs.fields(Config)
     ]
     allowed = typing.get_type_hints(Config)
     wider = {"log_dir": str | PathLike[str], "patches": str | PathLike[str] | Iterable[str | PathLike[str]]}
     wider["trainers"] = str | Iterable[str]
-    for one in keywords:
-        assert one.default is None  # not given: its variable is used, else the default of Config
-        assert one.annotation == wider.get(one.name, allowed[one.name]) | None, one.name
+    for keyword in keywords:
+        assert keyword.default is None  # not given: its variable is used, else the default of Config
+        assert keyword.annotation == wider.get(keyword.name, allowed[keyword.name]) | None, keyword.name
 
 
 def test_the_docstring_of_install_describes_each_keyword_and_names_its_default():
@@ -265,7 +265,8 @@ def test_a_trainer_without_tables_is_refused_as_keyword(tmp_path, log_dir):
 def test_a_trainer_without_tables_is_left_out_as_variable(install, monkeypatch, value, used, tables):
     monkeypatch.setenv("SGLANG_INSTRUMENT_TRAINERS", value)
     install()
-    (said,) = [one["notice"] for one in sglang_instrument.status()["notices"] if "TRAINERS" in one["notice"]]
+    noticed = [notice["notice"] for notice in sglang_instrument.status()["notices"]]
+    (said,) = [text for text in noticed if "TRAINERS" in text]
     assert said.startswith("SGLANG_INSTRUMENT_TRAINERS: no table has the trainer 'nope'")
     assert said.endswith(used)
     assert sglang_instrument.status()["settings"]["SGLANG_INSTRUMENT_TRAINERS"] == tables

@@ -11,7 +11,7 @@ import sys
 import threading
 
 import pytest
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 import sglang_instrument
 from sglang_instrument import bind, event
@@ -131,12 +131,12 @@ def test_errors_of_a_submit_are_those_without_us(install):
         pool.shutdown()
         with concurrent.futures.ProcessPoolExecutor(1) as processes:
             unpicklable = processes.submit(lambda: None).exception()
-        found = []
+        errors_seen = []
         for call in (lambda: pool.submit(bound), lambda: pool.submit(), lambda: pool.submit(fn=bound)):
             with pytest.raises(Exception) as caught:  # noqa: PT011 - each its own
                 call()
-            found.append((type(caught.value), str(caught.value)))
-        return [*found, (type(unpicklable), str(unpicklable).replace("<locals>", ""))]
+            errors_seen.append((type(caught.value), str(caught.value)))
+        return [*errors_seen, (type(unpicklable), str(unpicklable).replace("<locals>", ""))]
 
     before = errors()
     install()
@@ -245,8 +245,13 @@ def run_main(run_script, tmp_path, source):
 
 
 def ids_by_number(script):
-    did = [one for file in script.records.values() for one in own(file) if one["event"] == "did"]
-    return {one["extra"]["number"]: (one["step"], one["extra"].get("request_id")) for one in did}
+    did = [
+        record
+        for file in script.records.values()
+        for record in recorded_events(file)
+        if record["event"] == "did"
+    ]
+    return {record["extra"]["number"]: (record["step"], record["extra"].get("request_id")) for record in did}
 
 
 def test_a_worker_that_records_nothing_installs_nothing_and_one_that_does_has_the_tasks_ids(
@@ -319,11 +324,11 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_the_step_of_a_childs_tasks_is_closed_also_if_the_pool_is_killed(run_script, tmp_path, method):
     script = run_main(run_script, tmp_path, CLOSED.replace("METHOD", repr(method)))
-    files = [records for records in script.records.values() if own(records)]
+    files = [records for records in script.records.values() if recorded_events(records)]
     assert len(files) == 3
     for records in files:
         closed = [record["extra"]["written"] for record in records if record["event"] == "step_closed"]
-        assert closed[-1] == len(own(records))
+        assert closed[-1] == len(recorded_events(records))
         assert len(closed) < 20
 
 
@@ -350,5 +355,8 @@ def test_threads_log_the_step_in_which_they_were_started(install):
             worker.start()
             worker.join()
     sglang_instrument.uninstall()
-    names = {path: [one["extra"] for one in own(records)] for path, records in read_records(folder).items()}
+    names = {
+        path: [record["extra"] for record in recorded_events(records)]
+        for path, records in read_records(folder).items()
+    }
     assert names == {f"step_{number}/worker_0.jsonl": [{"name": f"w{number}"}] for number in (1, 2)}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from awaited import wait_for
-from logged import our_threads, own, read_records
+from logged import our_threads, read_records, recorded_events
 
 import sglang_instrument
 from sglang_instrument import bind, event, span, step
@@ -34,7 +34,7 @@ def test_after_any_order_of_install_and_uninstall_the_last_call_decides(install,
             expected += wanted
         assert sglang_instrument.installed() is wanted
     sglang_instrument.uninstall()
-    assert len(own(read_records(log_dir / "run").get("step_1/worker_0.jsonl", []))) == expected
+    assert len(recorded_events(read_records(log_dir / "run").get("step_1/worker_0.jsonl", []))) == expected
     assert spans.current_buffer() is OFF
     assert dict(os.environ) == environment
     wait_for(lambda: not our_threads(), our_threads, every_sec=0.005)
@@ -197,7 +197,9 @@ def test_spans_that_are_open_across_install_and_uninstall_belong_to_whoever_sees
         with span("outside"):
             pass
     files = read_records(folder)
-    assert [record["event"] for record in own(files["step_0/worker_0.jsonl"])] == ["total_step_duration"]
+    assert [record["event"] for record in recorded_events(files["step_0/worker_0.jsonl"])] == [
+        "total_step_duration"
+    ]
     assert list(files) == ["step_0/worker_0.jsonl"]
     assert not OPEN
 
@@ -252,7 +254,7 @@ def test_nothing_is_remembered_of_steps_that_are_bound_while_nothing_is_installe
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"),
+    ("words", "recorded"),
     [
         (
             "python -m sglang.launch_server --api-key s3cret --port 30000",
@@ -264,7 +266,7 @@ def test_nothing_is_remembered_of_steps_that_are_bound_while_nothing_is_installe
         ("python bin/sglang serve --port 1", "python bin/sglang serve --port 1"),
     ],
 )
-def test_the_recorded_command_line_has_no_secrets(words, kept):
+def test_the_recorded_command_line_has_no_secrets(words, recorded):
     from sglang_instrument.startup.session import program
 
-    assert program(words.split()) == kept.split()
+    assert program(words.split()) == recorded.split()

@@ -188,7 +188,7 @@ def test_a_follower_that_failed_or_never_told_anything_is_said_once(tmp_path, kn
     monkeypatch.setattr("sglang_instrument.startup.scalars._SILENT_SEC", -1.0)
     for step in range(10):
         known.along({}, step, {})
-    assert ["no numbers" in one["notice"] for one in notices.noticed()] == [True]
+    assert ["no numbers" in noticed["notice"] for noticed in notices.noticed()] == [True]
     with (tmp_path / "live").mkdir() or (tmp_path / "live" / "scalars.jsonl").open("a") as file:
         print('{"run_id":"now","failed":"no polars"}', file=file)
     wait_until(lambda: len(notices.noticed()) == 2)
@@ -300,15 +300,15 @@ def roll_out(step):
 
 def followers_of(folder):
     """Return the ids of the processes that follow a run."""
-    found = []
+    followers = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
         if b"sglang_instrument.live" in words and str(folder).encode() in words:
-            found.append(int(path.parent.name))
-    return found
+            followers.append(int(path.parent.name))
+    return followers
 
 
 def test_with_the_setting_a_finished_step_goes_along_and_uninstall_ends_the_follower(install, mine):
@@ -349,7 +349,7 @@ def test_without_the_setting_nothing_is_patched_and_nobody_follows(install, mine
     assert sglang_instrument.scalars(1) == {}
     assert followers_of(folder) == []
     assert not (folder / "live").exists()
-    assert not [one for one in sglang_instrument.status()["patches"] if "tracker" in one["event"]]
+    assert not [patch for patch in sglang_instrument.status()["patches"] if "tracker" in patch["event"]]
     sglang_instrument.uninstall()
     assert mytracking.Tracking.log.__code__ is code
     assert sglang_instrument.scalars(1) == {}

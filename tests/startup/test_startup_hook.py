@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from logged import own
+from logged import recorded_events
 
 from sglang_instrument import launchers
 from sglang_instrument.cli.commands.run import interpreter_of
@@ -56,8 +56,8 @@ def test_the_switch_reaches_a_process_that_imports_a_target_and_its_children(run
         **trainer,
     )
     opened = [r["extra"] for rs in script.records.values() for r in rs if r["event"] == "log_opened"]
-    assert len({one["pid"] for one in opened}) == 2
-    assert len({one["run_id"] for one in opened}) == 1
+    assert len({opening["pid"] for opening in opened}) == 2
+    assert len({opening["run_id"] for opening in opened}) == 1
     assert script.stderr.count("sglang_instrument 0.") == 1  # printed by the first process only
 
 
@@ -113,7 +113,9 @@ def test_a_program_that_names_events_of_its_own_needs_no_trainer_to_be_reached(r
     """
     script = run_script(source, SGLANG_INSTRUMENT="1")
     assert script.stdout == "True\n"
-    assert [one["event"] for one in own(script.records["step_3/worker_0.jsonl"])] == ["parse"]
+    assert [record["event"] for record in recorded_events(script.records["step_3/worker_0.jsonl"])] == [
+        "parse"
+    ]
     assert run_script(source, SGLANG_INSTRUMENT="").stdout == "False\n"
 
 
@@ -211,10 +213,10 @@ def test_a_worker_in_a_package_cache_of_rays_says_where_its_logs_go(tmp_path):
     cache = tmp_path / "runtime_resources/working_dir_files/_ray_pkg_0123456789abcdef"
     cache.mkdir(parents=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
-    told = "import sglang_instrument as si; si.install(); print(si.status()['notices'])"
+    program = "import sglang_instrument as si; si.install(); print(si.status()['notices'])"
     for environment, expected in (({}, True), ({"SGLANG_INSTRUMENT_LOG_DIR": str(tmp_path)}, False)):
         done = subprocess.run(
-            [sys.executable, "-c", told],
+            [sys.executable, "-c", program],
             cwd=cache,
             env={**clean, **environment},
             capture_output=True,

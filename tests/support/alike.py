@@ -11,11 +11,13 @@ def differs(now: Any, before: Any, where: str = "answer") -> str:
     """
     if isinstance(before, dict) and isinstance(now, dict):
         names = (before.keys() | now.keys()) - {"pruned"}
-        found = (differs(now.get(name), before.get(name), f"{where}.{name}") for name in sorted(names))
+        differences = (differs(now.get(name), before.get(name), f"{where}.{name}") for name in sorted(names))
     elif isinstance(before, list) and isinstance(now, list) and len(now) == len(before):
-        found = (differs(a, b, f"{where}[{n}]") for n, (a, b) in enumerate(zip(now, before, strict=True)))
+        differences = (
+            differs(a, b, f"{where}[{n}]") for n, (a, b) in enumerate(zip(now, before, strict=True))
+        )
     elif isinstance(before, float) and isinstance(now, float):
         return "" if math.isclose(now, before, rel_tol=1e-6, abs_tol=1e-9) else f"{where}: {now} {before}"
     else:
         return "" if now == before else f"{where}: {now!r} {before!r}"
-    return next(filter(None, found), "")
+    return next(filter(None, differences), "")

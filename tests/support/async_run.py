@@ -13,9 +13,9 @@ from hand_written import EPOCH_US, record, write_file
 STEP_SEC = 10.0
 
 
-def instant(event: str, at: float, **extra: Any) -> dict[str, Any]:
+def instant(event: str, time_sec: float, **extra: Any) -> dict[str, Any]:
     """Return an instant event."""
-    line = record(event, at, at, extra=extra, task=0)
+    line = record(event, time_sec, time_sec, extra=extra, task=0)
     del line["duration_sec"], line["start_us"]
     return line
 
@@ -76,9 +76,9 @@ class AsyncRun:
 
     def take(self, step: int, names: list[str], **fields: Any) -> None:
         """Let a step of the trainer take samples, half a second after it began."""
-        at = step * STEP_SEC + 0.5
+        time_sec = step * STEP_SEC + 0.5
         taken = {"samples": names, "weight_version": step, "max_staleness": 2, **fields}
-        self.trainer[step].append(instant("samples_consumed", at, **taken))
+        self.trainer[step].append(instant("samples_consumed", time_sec, **taken))
 
     def write(self, folder: Path) -> Path:
         """Write the run."""
@@ -89,8 +89,12 @@ class AsyncRun:
         for step, records in self.trainer.items():
             begin = step * STEP_SEC
             path = folder / f"step_{step}" / "trainer_0.jsonl"
-            at = record("", begin, begin)["timestamp"]
-            header = {"timestamp": at, "event": "log_opened", "extra": {"log_version": 1, "run_id": "now"}}
+            timestamp = record("", begin, begin)["timestamp"]
+            header = {
+                "timestamp": timestamp,
+                "event": "log_opened",
+                "extra": {"log_version": 1, "run_id": "now"},
+            }
             whole = record("trainer_step", begin, begin + STEP_SEC, task=0)
             lines = [json.dumps({**line, "workid": 0, "step": step}) for line in (header, *records, whole)]
             path.write_text("\n".join(lines) + "\n")

@@ -41,5 +41,8 @@ def violations(page: Browser, source: str) -> list[str]:
     page.driver.set_script_timeout(PATIENCE_SEC)
     page.driver.execute_script(source)
     run = "axe.run(document, {runOnly: arguments[0]}).then(arguments[1])"
-    told: dict[str, Any] = page.driver.execute_async_script(run, _RULES)
-    return [f"{one['id']}: {[node['target'] for node in one['nodes'][:3]]}" for one in told["violations"]]
+    report: dict[str, Any] = page.driver.execute_async_script(run, _RULES)
+    return [
+        f"{violation['id']}: {[node['target'] for node in violation['nodes'][:3]]}"
+        for violation in report["violations"]
+    ]

@@ -85,8 +85,12 @@ class Browser:
     def requests(self) -> list[str]:
         """Return the addresses requested since the last call, except local files and the page itself."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        asked = [one["params"] for one in events if one["method"] == "Network.requestWillBeSent"]
-        of_reports = [one["request"]["url"] for one in asked if one["documentURL"].startswith("file:")]
+        asked = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        of_reports = [
+            parameters["request"]["url"]
+            for parameters in asked
+            if parameters["documentURL"].startswith("file:")
+        ]
         return [url for url in of_reports if not url.startswith(("file:", "data:", "blob:"))]
 
 

@@ -43,13 +43,13 @@ class Block:
 
 def blocks(language=None):
     """Return the blocks of all pages, or those of one language."""
-    found = []
+    all_blocks = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for match in _FENCE.finditer(text):
             place = text.count("\n", 0, match.start(3)) + 1
-            found.append(Block(str(page.relative_to(ROOT)), place, match[2], textwrap.dedent(match[3])))
-    return [block for block in found if language in (None, block.language)]
+            all_blocks.append(Block(str(page.relative_to(ROOT)), place, match[2], textwrap.dedent(match[3])))
+    return [block for block in all_blocks if language in (None, block.language)]
 
 
 def inline(page, start):
@@ -60,20 +60,25 @@ def inline(page, start):
 
 def own_commands():
     """Return (place, words after `sglang-instrument`) of each of our commands in blocks and inline code."""
-    found = [(str(block), _words(line)) for block in blocks() for line in block.lines]
+    commands = [(str(block), _words(line)) for block in blocks() for line in block.lines]
     for page in PAGES:
-        found += [(str(page.relative_to(ROOT)), _words(code)) for code in inline(page, "sglang-instrument ")]
+        commands += [
+            (str(page.relative_to(ROOT)), _words(code)) for code in inline(page, "sglang-instrument ")
+        ]
     return [
-        (at, one) for at, words in found if words and words[0] in _OURS for one in _alternatives(words[1:])
+        (place, command)
+        for place, words in commands
+        if words and words[0] in _OURS
+        for command in _alternatives(words[1:])
     ]
 
 
 def _alternatives(words):
     """Return the commands of a line: `turns | lengths | gaps` are three."""
     while "|" in words:
-        at = words.index("|")
-        yield words[:at]
-        words = words[at + 1 :]
+        bar = words.index("|")
+        yield words[:bar]
+        words = words[bar + 1 :]
     yield words
 
 

@@ -44,20 +44,20 @@ def check_program(program: Program, arguments, folder: Path) -> set[str]:
         compare(program, without, drive(module, program, arguments))
     finally:
         spans.use_buffer(before, int)
-        found = [site for site in patcher.results() if site.state == "found"]
+        sites = [site for site in patcher.results() if site.state == "found"]
         patcher.uninstall()
         sys.modules.pop(module.__name__)
     assert snapshot(*owners) == pristine, f"uninstalled, and not as before: {program!r}"
     assert notices.noticed() == [], f"{program!r}"
     raised = any(how == "raised" and "Stop" not in what[0] for how, what in without[0])
-    happened = {"found": found, "recorded": recorded, "raised": raised}
+    happened = {"found": sites, "recorded": recorded, "raised": raised}
     return {name for name, value in happened.items() if value}
 
 
 def compare(program, without, with_regions):
     for expected, seen in zip(without, with_regions, strict=True):
-        for one, other in itertools.zip_longest(expected, seen):
-            assert one == other, f"{program!r}\nwithout: {one}\nwith:    {other}"
+        for step, other in itertools.zip_longest(expected, seen):
+            assert step == other, f"{program!r}\nwithout: {step}\nwith:    {other}"
     assert without == with_regions
 
 
@@ -145,9 +145,9 @@ def drive_async_generator(generator, steps, seen):
         before = len(seen)
         drive_generator(awaited, steps, seen)
         if what == "close" or any(
-            "StopAsyncIteration" in str(one) or "StopIteration" not in str(one)
-            for one in seen[before:]
-            if one[0] == "raised"
+            "StopAsyncIteration" in str(outcome) or "StopIteration" not in str(outcome)
+            for outcome in seen[before:]
+            if outcome[0] == "raised"
         ):
             break
     drive_generator(generator.aclose(), iter(()), seen)
@@ -172,5 +172,5 @@ def described(error, depth=0):
         *(type(error).__name__, re.sub(" at 0x[0-9a-f]+", "", str(error)), rows),
         described(error.__cause__, depth + 1),
         (error.__suppress_context__, described(error.__context__, depth + 1)),
-        [described(one, depth + 1) for one in getattr(error, "exceptions", ())],
+        [described(inner, depth + 1) for inner in getattr(error, "exceptions", ())],
     )

@@ -129,8 +129,10 @@ def look_at_what_is_patched():
     import sglang_instrument
 
     sglang_instrument.install(engine_detail="batches", profile_steps="")
-    patches = [one for one in sglang_instrument.status()["patches"] if one["table"].startswith("sglang/")]
-    targets = sorted({one["target"] for one in patches if one["state"] == "found"})
+    patches = [
+        patch for patch in sglang_instrument.status()["patches"] if patch["table"].startswith("sglang/")
+    ]
+    targets = sorted({patch["target"] for patch in patches if patch["state"] == "found"})
     during = {target: looks(function_at(target)) for target in targets}
     codes = list(map(code_of, targets))
     sglang_instrument.uninstall()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from awaited import lines_of, wait_for_rids
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 from sglang_instrument.analysis.answers.join import engine_request_table
 from sglang_instrument.analysis.run.opening import open_run
@@ -31,7 +31,7 @@ class Served:
     @property
     def records(self):
         """{file: [record, ...]} of the engine's processes, without control records."""
-        return {path: own(records) for path, records in read_records(self.folder).items()}
+        return {path: recorded_events(records) for path, records in read_records(self.folder).items()}
 
     def of(self, path, event):
         """Return the fields of the records of one event in one file."""
@@ -67,4 +67,4 @@ def kill_scheduler(served):
     opened = json.loads(lines_of(scheduler)[0])
     os.kill(opened["extra"]["pid"], signal.SIGKILL)
     server.stop()
-    return Served([one.result() for one in asked], served.copy_part("killed"))
+    return Served([future.result() for future in asked], served.copy_part("killed"))

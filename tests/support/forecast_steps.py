@@ -30,30 +30,36 @@ class MadeStep:
     past: PastStep
     calls: list[Call]
 
-    def at(self, age_sec: float) -> StepSoFar:
+    def as_of(self, age_sec: float) -> StepSoFar:
         """Return what was known of the step when it was so old."""
         now = self.past.so_far(age_sec)
         places = {request_id: place for place, request_id in enumerate(now.requests.ids)}
-        is_open = {one for one, still in zip(now.requests.ids, now.requests.is_open, strict=True) if still}
-        open_events = {
-            places[one.request_id]: (one.event, age_sec - one.start_sec)
-            for one in self.calls
-            if one.start_sec <= age_sec < one.end_sec and one.request_id in is_open
+        is_open = {
+            request_id
+            for request_id, still in zip(now.requests.ids, now.requests.is_open, strict=True)
+            if still
         }
-        ended = [one for one in self.calls if one.end_sec <= age_sec]
+        open_events = {
+            places[call.request_id]: (call.event, age_sec - call.start_sec)
+            for call in self.calls
+            if call.start_sec <= age_sec < call.end_sec and call.request_id in is_open
+        }
+        ended = [call for call in self.calls if call.end_sec <= age_sec]
         return replace(now, open_events=open_events, longest_sec=_longest(ended))
 
     def hung(self, random: Random) -> "tuple[MadeStep, Call]":
         """Return the step if one of its calls never returned, and that call."""
         call = random.choice(self.calls)
         requests = self.past.requests
-        hung = np.array([one == call.request_id for one in requests.ids])
+        hung = np.array([request_id == call.request_id for request_id in requests.ids])
         ended_sec = np.where(hung, NOT_YET, requests.ended_sec)
         late = hung[:, None] & (requests.turns_sec > call.start_sec)
         turns_sec = np.where(late, NOT_YET, requests.turns_sec)
         stuck = replace(call, end_sec=NOT_YET)
         calls = [
-            one for one in self.calls if one.request_id != call.request_id or one.end_sec <= call.start_sec
+            other
+            for other in self.calls
+            if other.request_id != call.request_id or other.end_sec <= call.start_sec
         ]
         past = replace(
             self.past, requests=replace(requests, ended_sec=ended_sec, turns_sec=turns_sec), end_sec=NOT_YET
@@ -65,22 +71,22 @@ def steps_of(shape, causes=()):
     """Yield the steps of a run of the package's generator."""
     for played in play_run(shape, causes):
         records = [
-            (rank, one.event, one.start - played.begin, one.end - played.begin, one.extra)
+            (rank, event.event, event.start - played.begin, event.end - played.begin, event.extra)
             for rank, worker in enumerate(played.workers)
-            for one in worker.happened
+            for event in worker.happened
         ]
-        yield _made(records, max(one.end for one in played.workers) - played.begin)
+        yield _made(records, max(worker.end for worker in played.workers) - played.begin)
 
 
 def steps_of_other(seed):
     """Return the steps of a run of the other generator, on which nothing was tuned."""
-    return _Kept(seed).kept()
+    return _InMemory(seed).records_in_memory()
 
 
-class _Kept(OtherRun):
+class _InMemory(OtherRun):
     """The other generator, without files."""
 
-    def kept(self):
+    def records_in_memory(self):
         self.written = {}
         self.write(_NoFolder())
         return [self._step(written) for written in self.written.values()]
@@ -128,12 +134,19 @@ def _made(records, end_sec):
         for _, event, _, end, extra in records
         if event == "async_rollout_request_complete"
     }
-    turns = {one: [] for one in begun}
+    turns = {request_id: [] for request_id in begun}
     for _, event, _, end, extra in records:
         if event == "turn_start":
             turns[extra["request_id"]].append(end)
     requests = Requests.of(
-        (one, worker[one], begun[one], ended.get(one, NOT_YET), sorted(turns[one])) for one in begun
+        (
+            request_id,
+            worker[request_id],
+            begun[request_id],
+            ended.get(request_id, NOT_YET),
+            sorted(turns[request_id]),
+        )
+        for request_id in begun
     )
     return MadeStep(PastStep(requests, end_sec, _longest(calls)), calls)
 
@@ -161,6 +174,6 @@ def drawn_steps(seed, slots, turns, steps=10, workers=4, requests=48):
 
 def _longest(calls):
     longest = {}
-    for one in calls:
-        longest[one.event] = max(longest.get(one.event, 0.0), one.end_sec - one.start_sec)
+    for call in calls:
+        longest[call.event] = max(longest.get(call.event, 0.0), call.end_sec - call.start_sec)
     return longest

@@ -63,11 +63,11 @@ def planted(
 def requests_of(run: Sequence[PlayedStep]) -> Iterator[Request]:
     """Yield the requests of a run, by step and worker."""
     for played in run:
-        for worker, one in enumerate(played.workers):
-            found: dict[str, Request] = {}
-            for event, start, end, extra, *_ in one.happened:
+        for worker, played_worker in enumerate(played.workers):
+            requests: dict[str, Request] = {}
+            for event, start, end, extra, *_ in played_worker.happened:
                 if event == "async_rollout_request_complete":
-                    found[extra["request_id"]] = Request(
+                    requests[extra["request_id"]] = Request(
                         extra["request_id"],
                         played.step - 1,
                         worker,
@@ -77,17 +77,17 @@ def requests_of(run: Sequence[PlayedStep]) -> Iterator[Request]:
                         extra["reward"],
                         extra["actual_response_tokens"],
                     )
-            for call in one.calls:
-                request = found[call.request_id]
+            for call in played_worker.calls:
+                request = requests[call.request_id]
                 request.calls.append(
                     Call(EPOCH + call.start, EPOCH + call.served.end, call.prompt_tokens, call.tokens)
                 )
-            for event, start, end, extra, *_ in one.happened:
+            for event, start, end, extra, *_ in played_worker.happened:
                 if event == "tool_call":
-                    found[extra["request_id"]].tools.append((extra["tool"], EPOCH + start, EPOCH + end))
+                    requests[extra["request_id"]].tools.append((extra["tool"], EPOCH + start, EPOCH + end))
                 if event == "reward_calculation":
-                    found[extra["request_id"]].scored = (EPOCH + start, EPOCH + end)
-            yield from found.values()
+                    requests[extra["request_id"]].scored = (EPOCH + start, EPOCH + end)
+            yield from requests.values()
 
 
 def sglang_requests(folder: Path, run: Sequence[PlayedStep]) -> Path:
@@ -156,8 +156,8 @@ def _decode_lines(played: PlayedStep, worker: int, every: int) -> Iterator[str]:
         )
 
 
-def _stamped(at: float, message: str) -> str:
-    stamp = datetime.fromtimestamp(EPOCH + at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+def _stamped(time_sec: float, message: str) -> str:
+    stamp = datetime.fromtimestamp(EPOCH + time_sec, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     return f"[{stamp}] {message}\n"
 
 
@@ -264,8 +264,8 @@ def _sample(index: int, request: Request) -> dict[str, Any]:
     trace |= {"attempt": 0, "events": []}
     spans = [("generate_and_rm", request.start, request.end, {})]
     for call in request.calls:
-        told = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.tokens, "cached_tokens": 0}
-        spans.append(("sglang_generate", call.start, call.end, {**told, "finish_reason": "stop"}))
+        counts = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.tokens, "cached_tokens": 0}
+        spans.append(("sglang_generate", call.start, call.end, {**counts, "finish_reason": "stop"}))
     spans += [(f"tool_{name}", start, end, {}) for name, start, end in request.tools]
     spans.append(("reward_model", *request.scored, {}))
     events = []
@@ -280,7 +280,7 @@ def _sample(index: int, request: Request) -> dict[str, Any]:
         same["span_id"] = f"{index:016x}{number:016x}"
         events.append({"type": "span_start", "ts": start, **same})
         events.append({"type": "span_end", "ts": end, **same, **({"attrs": attrs} if attrs else {})})
-    trace["events"] = sorted(events, key=lambda one: one["ts"])
+    trace["events"] = sorted(events, key=lambda event: event["ts"])
     return {
         "group_index": index // 8,
         "index": index,
@@ -360,6 +360,6 @@ def areal_trainer(folder: Path, run: Sequence[PlayedStep]) -> None:
     set_changed(path, EPOCH + run[-1].trained[1])
 
 
-def set_changed(path: Path, at: float) -> None:
+def set_changed(path: Path, time_sec: float) -> None:
     """Set when a file was last changed, as if it had been written then."""
-    os.utime(path, (at, at))
+    os.utime(path, (time_sec, time_sec))

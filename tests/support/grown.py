@@ -147,7 +147,7 @@ class _Grower:
         self.loops = self.nested = 0
         self.named = []  # the marks that are called with a keyword, which a region can capture
 
-    def one(self, *choices):
+    def choice(self, *choices):
         return choices[self.below(len(choices))]
 
     def below(self, count):
@@ -157,9 +157,9 @@ class _Grower:
         self.lines.append("    " * self.depth + line)
 
     def program(self):
-        kind = self.one("function", "coroutine", "generator", "async generator")
+        kind = self.choice("function", "coroutine", "generator", "async generator")
         self.is_async, self.is_generator = "async" in kind or kind == "coroutine", "generator" in kind
-        shape = self.one("plain", "closure", "method")
+        shape = self.choice("plain", "closure", "method")
         self.around = shape == "closure"
         start = "async def" if self.is_async else "def"
         if shape == "plain":
@@ -219,7 +219,7 @@ class _Grower:
         return f"m{number}(value={value})"
 
     def name(self):
-        return self.one(*NAMES, "x", "y", *(("p", "q[0]") if self.around else ()), "shared")
+        return self.choice(*NAMES, "x", "y", *(("p", "q[0]") if self.around else ()), "shared")
 
     def expression(self, depth=0):
         kinds = ["constant", "name", "name", "mark"]
@@ -237,33 +237,33 @@ class _Grower:
                 "generated",
             ]
             kinds += ["await", "awaited"] * self.is_async + ["yield"] * self.is_generator
-        kind = self.one(*kinds)
-        one = other = ""
+        kind = self.choice(*kinds)
+        first = other = ""
         if kind in ("sum", "divided", "walrus", "lambda", "either", "text", "many", "await", "yield"):
-            one = self.expression(depth + 1)
+            first = self.expression(depth + 1)
         if kind in ("sum", "divided", "either", "many"):
             other = self.expression(depth + 1)
         return {
             "constant": str(self.below(4)),
             "name": self.name() if kind == "name" else "",
             "mark": self.mark(depth) if kind == "mark" else "",
-            "sum": f"({one} + {other})",
-            "divided": f"({one} // ({other} or 1))" if self.below(4) else f"({one} // {other})",
-            "walrus": f"({self.one(*NAMES)} := {one})",
-            "comprehension": f"[k + {self.one('k', 'x', 'shared')} for k in range(3) if k][-1]",
-            "generated": f"sum(k * {self.one('k', 'y', 'shared')} for k in range(3))",
-            "lambda": f"(lambda k: k + 1)({one})",
-            "either": f"({one} if {other} else 1)",
-            "text": f"len(f'{{{one}!r:>4}}')",
-            "many": f"max(*[{one}, {other}])",
-            "await": f"(await Pause({one}))",
+            "sum": f"({first} + {other})",
+            "divided": f"({first} // ({other} or 1))" if self.below(4) else f"({first} // {other})",
+            "walrus": f"({self.choice(*NAMES)} := {first})",
+            "comprehension": f"[k + {self.choice('k', 'x', 'shared')} for k in range(3) if k][-1]",
+            "generated": f"sum(k * {self.choice('k', 'y', 'shared')} for k in range(3))",
+            "lambda": f"(lambda k: k + 1)({first})",
+            "either": f"({first} if {other} else 1)",
+            "text": f"len(f'{{{first}!r:>4}}')",
+            "many": f"max(*[{first}, {other}])",
+            "await": f"(await Pause({first}))",
             "awaited": "len([k async for k in Steps(2)])",
-            "yield": f"(yield {one})",
+            "yield": f"(yield {first})",
         }[kind]
 
     def condition(self):
-        left = self.one("x", "y", "left[0] % 5", self.expression(1))
-        return f"{left} {self.one('>', '==', '<', '!=')} {self.below(4)}"
+        left = self.choice("x", "y", "left[0] % 5", self.expression(1))
+        return f"{left} {self.choice('>', '==', '<', '!=')} {self.below(4)}"
 
     # ---- statements
     def block(self, *before):
@@ -293,34 +293,34 @@ class _Grower:
             "async for",
             "async with",
         ]
-        kind = self.one(*simple, *(compound if self.budget > 0 and self.depth < 6 else ()))
+        kind = self.choice(*simple, *(compound if self.budget > 0 and self.depth < 6 else ()))
         getattr(self, f"put_{kind.replace(' ', '_')}")()
 
     def put_assign(self):
-        self.put(f"{self.one(*NAMES)} = {self.expression()}")
+        self.put(f"{self.choice(*NAMES)} = {self.expression()}")
 
     def put_call(self):
         self.put(self.mark())
 
     def put_add(self):
-        self.put(f"{self.one(*NAMES, *(('p', 'q[0]') if self.around else ()))} += {self.mark()}")
+        self.put(f"{self.choice(*NAMES, *(('p', 'q[0]') if self.around else ()))} += {self.mark()}")
 
     def put_unpack(self):
         self.put(f"a, *c = {self.expression()}, {self.mark()}, 2")
         self.put("c = len(c)")
 
     def put_annotate(self):
-        self.put(f"{self.one(*NAMES[:3])}: int = {self.expression()}")
+        self.put(f"{self.choice(*NAMES[:3])}: int = {self.expression()}")
 
     def put_delete(self):
-        name = self.one(*NAMES[:3])
+        name = self.choice(*NAMES[:3])
         self.put(f"del {name}")
         if self.below(3):
             self.put(f"{name} = 1")
 
     def put_noisy(self):
         self.put(
-            self.one(
+            self.choice(
                 "a = Noisy('a')", "b = Noisy('b')", "c = [Noisy('c')]", "a = b = 0", "note(len(Noisy('d')))"
             )
         )
@@ -329,7 +329,7 @@ class _Grower:
         self.put(f"assert {self.condition()} or {self.expression()}, 'no'")
 
     def put_raise(self):
-        error = self.one("ValueError('v')", "KeyError(1)", "ValueError('f') from KeyError('c')", "")
+        error = self.choice("ValueError('v')", "KeyError(1)", "ValueError('f') from KeyError('c')", "")
         self.put(f"if {self.condition()}: raise {error}".rstrip())
 
     def put_import(self):
@@ -341,7 +341,9 @@ class _Grower:
     def put_yield(self):
         if self.is_generator:
             self.put(
-                self.one(f"yield {self.expression()}", "yield", f"{self.one(*NAMES)} = yield {self.mark()}")
+                self.choice(
+                    f"yield {self.expression()}", "yield", f"{self.choice(*NAMES)} = yield {self.mark()}"
+                )
             )
         elif self.is_async:
             self.put(f"await Pause({self.mark()})")
@@ -351,14 +353,14 @@ class _Grower:
     def put_leave(self):
         value = f" {self.expression()}" if self.may_return_value and self.below(4) else ""
         ways = [f"return{value}", *(["break", "continue"] * 2 if self.loops else [])]
-        self.put(f"if {self.condition()}: {self.one(*ways)}")
+        self.put(f"if {self.condition()}: {self.choice(*ways)}")
 
     def put_locals(self):
         if self.nested or self.below(3):
             self.put_call()
             return
         self.put(
-            self.one(
+            self.choice(
                 "saved = vars()",
                 "saved = locals()",
                 "saved = show()",
@@ -376,13 +378,13 @@ class _Grower:
         if self.nested or self.below(3):
             self.put_assign()
         else:
-            name = self.one(*EXECUTED)
-            self.put(self.one(f"exec('{name} = x + 1')", f"note(eval('{name}'))", "note(eval('x + y'))"))
+            name = self.choice(*EXECUTED)
+            self.put(self.choice(f"exec('{name} = x + 1')", f"note(eval('{name}'))", "note(eval('x + y'))"))
 
     def put_if(self):
         self.put(f"if {self.condition()}:")
         self.block()
-        for head in self.one((), ("else:",), (f"elif {self.condition()}:", "else:")):
+        for head in self.choice((), ("else:",), (f"elif {self.condition()}:", "else:")):
             self.put(head)
             self.block()
 
@@ -396,14 +398,14 @@ class _Grower:
             self.block()
 
     def put_for(self):
-        self.looped(f"for {self.one(*NAMES)} in range({1 + self.below(3)}):")
+        self.looped(f"for {self.choice(*NAMES)} in range({1 + self.below(3)}):")
 
     def put_while(self):
         self.looped(f"while tick() and {self.condition()}:" if self.below(2) else "while tick():")
 
     def put_async_for(self):
         self.looped(
-            f"async for {self.one(*NAMES)} in Steps({1 + self.below(3)}):"
+            f"async for {self.choice(*NAMES)} in Steps({1 + self.below(3)}):"
             if self.is_async
             else "while tick():"
         )
@@ -413,15 +415,15 @@ class _Grower:
 
     def put_with(self, word="with"):
         name = "AroundAsync" if word != "with" else "Around"
-        more = self.one("", f" as {self.one(*NAMES)}", f", {name}()")
-        self.put(f"{word} {name}({self.one('', 'True')}){more}:")
+        more = self.choice("", f" as {self.choice(*NAMES)}", f", {name}()")
+        self.put(f"{word} {name}({self.choice('', 'True')}){more}:")
         self.block()
 
     def put_try(self):
         self.put("try:")
         self.block()
         star = "*" if sys.version_info >= (3, 11) and self.below(6) == 0 else ""
-        heads = self.one(
+        heads = self.choice(
             ("except ValueError as c:",),
             ("except (KeyError, NameError):", "except Exception:"),
             ("finally:",),
@@ -441,7 +443,7 @@ class _Grower:
         self.loops = loops
 
     def put_match(self):
-        subject = self.one("(x, y)", "a", "{'k': x}", "x")
+        subject = self.choice("(x, y)", "a", "{'k': x}", "x")
         self.put(f"match {subject}:")
         self.depth += 1
         for pattern in ("case 1 | 2:", "case [b, *_] if b:", 'case {"k": c}:', "case int() as a:", "case _:"):
@@ -450,21 +452,21 @@ class _Grower:
         self.depth -= 1
 
     def put_def(self):
-        name = self.one("a", "b")
+        name = self.choice("a", "b")
         self.put(f"def {name}(k, held=[x]):" if self.below(2) else f"def {name}(k=1, held=()):")
-        kept = self.is_async, self.is_generator, self.loops
+        outer = self.is_async, self.is_generator, self.loops
         self.is_async = self.is_generator = False
         self.loops, self.nested = 0, self.nested + 1
-        self.block(self.one("nonlocal c" if self.nested == 1 else "pass", "pass", "k = y"), "c = k")
-        self.is_async, self.is_generator, self.loops = kept
+        self.block(self.choice("nonlocal c" if self.nested == 1 else "pass", "pass", "k = y"), "c = k")
+        self.is_async, self.is_generator, self.loops = outer
         self.nested -= 1
         self.put("c = 1" if self.below(2) else "pass")
-        self.put(f"{self.one('c', 'y')} = {name}({self.expression()})")
+        self.put(f"{self.choice('c', 'y')} = {name}({self.expression()})")
 
     def put_class(self):
         self.put("class a:")
         self.depth += 1
-        self.put(f"b = {self.one('x', 'y', '1')}")
+        self.put(f"b = {self.choice('x', 'y', '1')}")
         self.put("c = b")
         self.depth -= 1
         self.put("a = a.c")
@@ -472,9 +474,9 @@ class _Grower:
     # ---- regions
     def region(self):
         number = self.below(1000)
-        marks = [f"m{one + 1}" for one in sorted(self.below(max(self.marks, 1)) for _ in range(2))]
+        marks = [f"m{mark + 1}" for mark in sorted(self.below(max(self.marks, 1)) for _ in range(2))]
         region = dict(
-            self.one(
+            self.choice(
                 {},
                 {"at": marks[0]},
                 {"block": marks[0]},
@@ -491,9 +493,9 @@ class _Grower:
         if self.is_generator and not is_expression and self.below(6):
             region["generator"] = True
             if self.below(3) == 0:
-                region["ends"] = self.one("item", "a", "b", "x")
+                region["ends"] = self.choice("item", "a", "b", "x")
         elif not is_expression and self.below(4) == 0:
-            region["emit"] = self.one("enter", "exit")
+            region["emit"] = self.choice("enter", "exit")
         if self.below(2):
             region["enter"] = {"first": self.name_read(), "second": f"size({self.name_read()})"}
         if self.below(3):
@@ -510,13 +512,13 @@ class _Grower:
             if self.below(4) == 0:
                 region["root"] = True
             if self.below(3) == 0:
-                region["capture"] = {"given": f"{self.one(*self.named, marks[0])}(value)"}
+                region["capture"] = {"given": f"{self.choice(*self.named, marks[0])}(value)"}
         if self.below(12) == 0:
             region["when"] = self.name_read()
         return region
 
     def name_read(self):
-        return self.one(*NAMES, "c", "x", "p", "saved", "gone")
+        return self.choice(*NAMES, "c", "x", "p", "saved", "gone")
 
     # ---- the steps of the caller
     def drive(self):
@@ -527,4 +529,4 @@ class _Grower:
             ("throw", "StopIteration"),
             ("close",),
         ]
-        return (("next",), *(self.one(*steps) for _ in range(self.below(9))))
+        return (("next",), *(self.choice(*steps) for _ in range(self.below(9))))

@@ -21,9 +21,9 @@ def write_file(folder, step, worker, records, run_id="now", closed=True):
     """Append the records of a worker's step, with a header, and with `step_closed` if it is `closed`."""
     path = folder / f"step_{step}" / f"worker_{worker}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    at = record("", 0, 0)["timestamp"]
-    header = {"timestamp": at, "event": "log_opened", "extra": {"log_version": 1, "run_id": run_id}}
-    end = {"timestamp": at, "event": "step_closed", "extra": {"written": len(records), "dropped": 0}}
+    timestamp = record("", 0, 0)["timestamp"]
+    header = {"timestamp": timestamp, "event": "log_opened", "extra": {"log_version": 1, "run_id": run_id}}
+    end = {"timestamp": timestamp, "event": "step_closed", "extra": {"written": len(records), "dropped": 0}}
     lines = [header, *records, *([end] if closed else [])]
     with path.open("a") as file:
         for line in lines:

@@ -118,22 +118,22 @@ class Server:
 
     def files(self, node=1, path=""):
         """Return the text of each file by its path."""
-        found = {}
+        texts = {}
         for name, child in self.children[node].items():
             if child in self.children:
-                found |= self.files(child, f"{path}{name}/")
+                texts |= self.files(child, f"{path}{name}/")
             else:
-                found[path + name] = self.bytes[child].decode()
-        return found
+                texts[path + name] = self.bytes[child].decode()
+        return texts
 
 
-def serve(asked, told, said):
+def serve(asked, commands, said):
     """Answer the kernel as the command demands, until the command ends; forward the command's output."""
     server, hangs, waiting, text = Server(), False, [], b""
     while b"the end\n" not in text:
-        readable, _, _ = select.select([asked, told, said], [], [])
-        if told in readable:
-            letter = os.read(told, 1)
+        readable, _, _ = select.select([asked, commands, said], [], [])
+        if commands in readable:
+            letter = os.read(commands, 1)
             hangs = letter == b"h"
         if asked in readable:
             waiting.append(os.read(asked, 1 << 17))
@@ -155,11 +155,11 @@ def serve(asked, told, said):
 def main(folder, *command):
     """Run the command with the file system at `folder`."""
     asked = mount(folder)
-    told, tell = os.pipe()
+    commands, tell = os.pipe()
     environment = {**os.environ, "HANGING_FOLDER": str(tell)}
     # The command runs in another folder: starting a program there must not wait for the file system.
     running = subprocess.Popen(command, env=environment, pass_fds=[tell], stdout=subprocess.PIPE, cwd="/")
-    text, files = serve(asked, told, running.stdout.fileno())
+    text, files = serve(asked, commands, running.stdout.fileno())
     os.close(asked)  # requests that still wait get an error
     sys.stdout.write(text)
     print(json.dumps(files), flush=True)

@@ -78,7 +78,7 @@ def hostile(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         return {name: hostile(below, name) for name, below in value.items()}
     if isinstance(value, list):
-        return [hostile(one, key) for one in value]
+        return [hostile(item, key) for item in value]
     if not isinstance(value, str) or key in _STRUCTURAL or (key == "event" and value in _KNOWN):
         return value
     return value + COMMANDS

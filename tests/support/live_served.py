@@ -62,7 +62,7 @@ def hanging(run: LiveRun, name: str = EVIL) -> None:
     first, second = run.open(7, 0), run.open(7, 3)
     for worker in (0, 3):
         run.process(f"worker_{worker}", os.getpid())
-    first.request("a", at=50, duration_sec=40, tokens=500)
+    first.request("a", time_sec=50, duration_sec=40, tokens=500)
     first.open_now(50, {}, [], barrier_wait_duration=1)
     second.span("tool_execution", 14, 4, request_id=name, turn=0)
     stuck = {"event": "tool_execution", "request_id": name, "turn": 1, "age_sec": 35, "stack": ["a.py:3 run"]}
@@ -77,17 +77,17 @@ def samples(server: LiveServer) -> dict[str, Samples]:
     status, headers, body = get(server, "/metrics", OPENMETRICS)
     assert status == 200
     assert headers["Content-Type"].startswith("application/openmetrics-text")
-    found: dict[str, Samples] = {}
+    samples_by_name: dict[str, Samples] = {}
     for family in text_string_to_metric_families(body):
         assert family.name.startswith("sglang_instrument_")
         assert family.documentation
         for sample in family.samples:
-            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
-    return found
+            samples_by_name.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return samples_by_name
 
 
-def value(found: dict[str, Samples], name: str, **labels: str) -> float:
+def value(by_name: dict[str, Samples], name: str, **labels: str) -> float:
     """Return the value of the only sample that has these labels."""
-    known = found[f"sglang_instrument_{name}"].items()
-    (only,) = [one for its_labels, one in known if labels.items() <= its_labels]
+    known = by_name[f"sglang_instrument_{name}"].items()
+    (only,) = [number for its_labels, number in known if labels.items() <= its_labels]
     return only

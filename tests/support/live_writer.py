@@ -16,12 +16,12 @@ class LiveRun:
         self.begin_us = time.time_ns() // 1000 if begin_us is None else begin_us
 
     def open(
-        self, step: int, worker: int = 0, at: float = 0.0, role: str = "worker", **extra: object
+        self, step: int, worker: int = 0, time_sec: float = 0.0, role: str = "worker", **extra: object
     ) -> "LiveFile":
         """Begin a file."""
         path = self.folder / f"step_{step}" / f"{role}_{worker}.jsonl"
         file = LiveFile(self, path, step, worker)
-        file.control("log_opened", at, log_version=1, run_id=self.run_id, pid=1, **extra)
+        file.control("log_opened", time_sec, log_version=1, run_id=self.run_id, pid=1, **extra)
         return file
 
     def process(self, name: str, pid: int, **facts: object) -> None:
@@ -50,10 +50,10 @@ class LiveFile:
         with self.path.open("a") as file:
             file.write(text)
 
-    def line(self, event: str, at: float, duration_sec: float | None = None, **keys: object) -> str:
+    def line(self, event: str, time_sec: float, duration_sec: float | None = None, **keys: object) -> str:
         """Return a line; keys that a record does not have itself go into `extra`."""
-        own = {name: keys.pop(name) for name in ("error", "phase") if name in keys}
-        us = self.run.begin_us + round(at * 1e6)
+        top_level = {name: keys.pop(name) for name in ("error", "phase") if name in keys}
+        us = self.run.begin_us + round(time_sec * 1e6)
         record = {
             "timestamp": datetime.fromtimestamp(us / 1e6, timezone.utc).isoformat(timespec="microseconds")
         }
@@ -63,33 +63,35 @@ class LiveFile:
         record |= {"extra": keys, "workid": self.worker, "step": self.step}
         if duration_sec is not None:
             record["start_us"] = us - round(duration_sec * 1e6)
-        return json.dumps({**record, **own}) + "\n"
+        return json.dumps({**record, **top_level}) + "\n"
 
-    def span(self, event: str, at: float, duration_sec: float, **keys: object) -> None:
+    def span(self, event: str, time_sec: float, duration_sec: float, **keys: object) -> None:
         """Write a span that ends at a time."""
-        self.raw(self.line(event, at, duration_sec, **keys))
+        self.raw(self.line(event, time_sec, duration_sec, **keys))
 
-    def control(self, event: str, at: float, **keys: object) -> None:
-        self.raw(self.line(event, at, **keys))
+    def control(self, event: str, time_sec: float, **keys: object) -> None:
+        self.raw(self.line(event, time_sec, **keys))
 
-    def request(self, name: str, at: float, duration_sec: float, tokens: int = 10) -> None:
+    def request(self, name: str, time_sec: float, duration_sec: float, tokens: int = 10) -> None:
         """Write a request of one turn that ends at a time."""
-        begun = at - duration_sec
+        begun = time_sec - duration_sec
         self.control("request_start", begun, request_id=name)
-        self.span("turn_engine_call", at, duration_sec, request_id=name, turn=0, generated_tokens=tokens)
-        self.span("async_rollout_request_complete", at, duration_sec, request_id=name, turns=1)
+        self.span(
+            "turn_engine_call", time_sec, duration_sec, request_id=name, turn=0, generated_tokens=tokens
+        )
+        self.span("async_rollout_request_complete", time_sec, duration_sec, request_id=name, turns=1)
 
     def open_now(
-        self, at: float, requests: dict[str, int], oldest: list[dict[str, object]], **events: int
+        self, time_sec: float, requests: dict[str, int], oldest: list[dict[str, object]], **events: int
     ) -> None:
         """Say what is open: requests by their innermost event, and other events."""
         count = sum(requests.values())
         counts = {**({"async_rollout_request_complete": count} if count else {}), **requests, **events}
-        self.control("open_now", at, open=counts, requests=requests, oldest=oldest)
+        self.control("open_now", time_sec, open=counts, requests=requests, oldest=oldest)
 
-    def close(self, at: float, dropped: int = 0) -> None:
-        self.span("total_step_duration", at, at, worker=self.worker)
-        self.control("step_closed", at, written=1, dropped=dropped, sampled_out=0)
+    def close(self, time_sec: float, dropped: int = 0) -> None:
+        self.span("total_step_duration", time_sec, time_sec, worker=self.worker)
+        self.control("step_closed", time_sec, written=1, dropped=dropped, sampled_out=0)
 
 
 class Replay:

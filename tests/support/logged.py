@@ -19,7 +19,7 @@ def read_records(folder):
     }
 
 
-def own(records):
+def recorded_events(records):
     """Return the records without the control records."""
     return [record for record in records if record["event"] not in CONTROL_EVENTS]
 

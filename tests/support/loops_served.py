@@ -63,21 +63,21 @@ def train(folder: Path, servers: list[Server], shape: str, steps: int, sec: floa
     return folder / name
 
 
-def hold(one: Path, two: Path, running: int = RUNNING) -> list[Held]:
+def hold(one_server: Path, two: Path, running: int = RUNNING) -> list[Held]:
     """Predict each of two runs, over one and over two servers with this limit, from the other."""
-    runs = [open_run(folder, cached=False) for folder in (one, two)]
+    runs = [open_run(folder, cached=False) for folder in (one_server, two)]
     loops = [loop_of(run) for run in runs]
-    found = []
+    predictions = []
     for number, more in ((0, 1), (1, -1)):
-        told = with_replicas(loops[number], more, recorded=number + 1, running=running)
+        prediction = with_replicas(loops[number], more, recorded=number + 1, running=running)
         was, measured = (loop.mean()["wall_sec"] for loop in (loops[number], loops[1 - number]))
-        found.append(_held(loops[number], told, was, measured))
-    return found
+        predictions.append(_held(loops[number], prediction, was, measured))
+    return predictions
 
 
-def _held(loop: Loop, told: Replicas, was: float | None, measured: float | None) -> Held:
-    saved = told.mean["saved_sec"]
+def _held(loop: Loop, prediction: Replicas, was: float | None, measured: float | None) -> Held:
+    saved = prediction.mean["saved_sec"]
     assert was is not None
     assert measured is not None
     assert saved is not None
-    return Held(str(loop.shape()), told.recorded, told.servers, was, was - saved, measured)
+    return Held(str(loop.shape()), prediction.recorded, prediction.servers, was, was - saved, measured)

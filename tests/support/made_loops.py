@@ -44,10 +44,10 @@ class MadeLoop(NamedTuple):
 
     def begins(self) -> list[int]:
         """Return when each step of the trainer begins, and when the last one ends."""
-        found = [0]
+        begins = [0]
         for step in self.trainer:
-            found.append(found[-1] + sum(ticks for _, ticks in step.events) + step.gap)
-        return [*found[:-1], found[-1] - self.trainer[-1].gap]
+            begins.append(begins[-1] + sum(ticks for _, ticks in step.events) + step.gap)
+        return [*begins[:-1], begins[-1] - self.trainer[-1].gap]
 
 
 events = st.lists(
@@ -79,7 +79,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     """Append records to a file of the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        file.writelines(json.dumps(one) + "\n" for one in lines)
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def write_loop(folder: Path, loop: MadeLoop) -> Path:
@@ -93,13 +93,13 @@ def write_loop(folder: Path, loop: MadeLoop) -> Path:
             now += ticks
         lines.append(line("trainer_step", begin, now))
         write_lines(folder / f"step_{number}" / "trainer_0.jsonl", lines)
-    for task, one in enumerate(loop.requests, 1):
+    for task, request in enumerate(loop.requests, 1):
         name = f"r{task}"
-        lines = [line("async_rollout_request_complete", one.begin, one.end, task, request_id=name)]
-        if one.reward:
-            begin = one.end - one.reward
-            lines.insert(0, line("reward_calculation", begin, one.end, task, request_id=name))
-        write_lines(folder / f"step_{one.step}" / "worker_0.jsonl", lines)
+        lines = [line("async_rollout_request_complete", request.begin, request.end, task, request_id=name)]
+        if request.reward:
+            begin = request.end - request.reward
+            lines.insert(0, line("reward_calculation", begin, request.end, task, request_id=name))
+        write_lines(folder / f"step_{request.step}" / "worker_0.jsonl", lines)
     return folder
 
 
@@ -115,4 +115,4 @@ def trainer_ticks(loop: MadeLoop) -> list[str]:
 
 def in_flight(loop: MadeLoop, tick: int) -> bool:
     """Return whether a request is in flight."""
-    return any(one.begin <= tick < one.end for one in loop.requests)
+    return any(request.begin <= tick < request.end for request in loop.requests)

@@ -71,11 +71,11 @@ def brute_parents(made: Made) -> list[int | None]:
     """Return the parent of each span: the last one of its task that contains it, else one of the spawner."""
     spans = made.spans
     # Of two spans with the same times, the one written later contains the other: it ended later.
-    order = sorted(range(len(spans)), key=lambda one: (spans[one].start, -spans[one].end, -one))
+    order = sorted(range(len(spans)), key=lambda number: (spans[number].start, -spans[number].end, -number))
     present = {span.task for span in spans}
     parents: list[int | None] = []
-    for one, span in enumerate(spans):
-        earlier = order[: order.index(one)]
+    for number, span in enumerate(spans):
+        earlier = order[: order.index(number)]
         inside = [
             other
             for other in earlier

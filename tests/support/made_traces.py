@@ -32,11 +32,11 @@ class MadeTrace:
         self.correlations += 1
         link = {"correlation": self.correlations}
         self.add("cuda_runtime", call, ts, dur, args={"External id": 1, **link})
-        for cat, name, at, took, stream in work:
+        for cat, name, start, took, stream in work:
             args = {"device": 0, "context": 1, "stream": stream, **link}
             if cat == "gpu_memcpy":
                 args |= {"bytes": 1_000_000, "memory bandwidth (GB/s)": 10.0}
-            self.add(cat, name, at, took, pid=GPU, tid=stream, args=args)
+            self.add(cat, name, start, took, pid=GPU, tid=stream, args=args)
 
     def write(self, path: Path, **header: Any) -> Path:
         whole = {
@@ -87,19 +87,21 @@ def engine_trace(nccl_us: float = 40.0, gemm_us: float = 100.0) -> MadeTrace:
     trace.launch(10, "cudaLaunchKernel", [gemm])
     trace.launch(20, "cudaLaunchKernel", [comm])
     for step in (1, 2, 3):
-        at = step * 1000
-        trace.add("user_annotation", "step[DECODE bs=2]", at - 100, 120)
+        start = step * 1000
+        trace.add("user_annotation", "step[DECODE bs=2]", start - 100, 120)
         trace.launch(
-            at - 50,
+            start - 50,
             "cudaGraphLaunch",
             [
-                ("kernel", "flash_fwd_splitkv_kernel", at, 40, 7),
-                ("kernel", "cutlass_gemm_bf16", at + 40, 20, 7),
+                ("kernel", "flash_fwd_splitkv_kernel", start, 40, 7),
+                ("kernel", "cutlass_gemm_bf16", start + 40, 20, 7),
             ],
             dur=30,
         )
         trace.launch(
-            at - 10, "cudaMemcpyAsync", [("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", at + 60, 10, 7)]
+            start - 10,
+            "cudaMemcpyAsync",
+            [("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", start + 60, 10, 7)],
         )
     trace.add("cpu_op", "aten::item", 3080, 4900)
     trace.add("cpu_op", "aten::_local_scalar_dense", 3090, 4880)

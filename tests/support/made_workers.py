@@ -74,7 +74,7 @@ def barriers_of(step: Step) -> int:
 
 def in_time(step: Step) -> Step:
     """Return a step that all workers begin together."""
-    return step._replace(workers={rank: one._replace(late=0) for rank, one in step.workers.items()})
+    return step._replace(workers={rank: worker._replace(late=0) for rank, worker in step.workers.items()})
 
 
 def played(step: Step) -> dict[int, tuple[int, list[Tick]]]:
@@ -94,8 +94,8 @@ def played(step: Step) -> dict[int, tuple[int, list[Tick]]]:
                 now[rank] = leave
     # A step of no length is no span.
     return {
-        rank: (step.workers[rank].late, own or [Tick("unaccounted", "total_step_duration")])
-        for rank, own in ticks.items()
+        rank: (step.workers[rank].late, of_worker or [Tick("unaccounted", "total_step_duration")])
+        for rank, of_worker in ticks.items()
     }
 
 
@@ -120,14 +120,14 @@ def written(folder: Path, steps: list[Step], skew: dict[int, int]) -> list[int]:
 
 
 def _spans_of(ticks: list[Tick], start: int) -> Iterator[tuple[str, int, int]]:
-    at = 0
-    while at < len(ticks):
-        end = at
-        while end < len(ticks) and ticks[end] == ticks[at]:
+    index = 0
+    while index < len(ticks):
+        end = index
+        while end < len(ticks) and ticks[end] == ticks[index]:
             end += 1
-        if ticks[at].event != "total_step_duration":
-            yield ticks[at].event, start + at, start + end
-        at = end
+        if ticks[index].event != "total_step_duration":
+            yield ticks[index].event, start + index, start + end
+        index = end
 
 
 def write_worker(path: Path, spans: list[tuple[str, int, int]], ahead: int) -> None:
@@ -148,10 +148,10 @@ Rows = dict[tuple[Any, ...], int]  # ticks by step, validate, worker, part, even
 
 
 def rows_of(ledger: pl.DataFrame) -> Rows:
-    found: Rows = defaultdict(int)
+    rows: Rows = defaultdict(int)
     for row in ledger.iter_rows(named=True):
         assert row["sec"] > 0
         assert row["part"] in PARTS
         key = (row["step"], row["validate"], row["worker"], row["part"], row["event"])
-        found[key] += round(row["sec"] * 1e6)
-    return {key: round(us / TICK_US) for key, us in found.items() if us > TICK_US // 2}
+        rows[key] += round(row["sec"] * 1e6)
+    return {key: round(us / TICK_US) for key, us in rows.items() if us > TICK_US // 2}

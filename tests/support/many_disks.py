@@ -15,11 +15,11 @@ class DiskNode:
         self.asked = Counter()
 
     def calls(self, function, arguments):
-        for one in arguments:
+        for values in arguments:
             self.asked[function.__name__] += 1
             if self.dies_at is not None and self.dies_at(function.__name__, self.asked[function.__name__]):
                 raise ConnectionError(f"{self.name} died")
-            yield function(*one)
+            yield function(*values)
 
 
 class Disks:

@@ -110,13 +110,13 @@ class OtherRun:
         took = self.reward() * times.get("reward", 1.0)
         records.append(("reward_calculation", now, now + took, task, ids))
         now += took + 1e-4
-        told = {
+        request_fields = {
             **ids,
             "turns": turns,
             "actual_response_tokens": total,
             "reward": float(random.random() < 0.5),
         }
-        records.append(("async_rollout_request_complete", begin, now, task, told))
+        records.append(("async_rollout_request_complete", begin, now, task, request_fields))
         return now
 
     def _write(self, path: Path, step: int, rank: int, records: list[Any]) -> None:
@@ -124,7 +124,7 @@ class OtherRun:
         stamp = {"timestamp": "2026-06-01T00:00:00.000000+00:00"}
         opened = {**stamp, "event": "log_opened", "extra": {"run_id": "other"}}
         lines = [opened]
-        for event, start, end, task, extra in sorted(records, key=lambda one: (one[2], -one[1])):
+        for event, start, end, task, extra in sorted(records, key=lambda record: (record[2], -record[1])):
             times = {"duration_sec": round(end - start, 9), "start_us": EPOCH_US + int(start * 1e6)}
             fields = {} if extra is None else {"extra": extra}
             line = {**stamp, "event": event, **times, **fields, "workid": rank, "step": step, "task": task}

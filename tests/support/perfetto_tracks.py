@@ -39,7 +39,7 @@ def parsed(path: Path) -> dict[int, Track]:
     for packet in trace.packet:
         assert packet.trusted_packet_sequence_id == 1
         for kind, known in words.items():
-            known.update({one.iid: one.name for one in getattr(packet.interned_data, kind)})
+            known.update({name.iid: name.name for name in getattr(packet.interned_data, kind)})
         if packet.HasField("track_descriptor"):
             described = packet.track_descriptor
             name = described.process.process_name or described.name
@@ -66,7 +66,10 @@ def _take(packet: Any, tracks: dict[int, Track], words: dict[str, dict[int, str]
         track.moments.append((name, now))
         return
     assert event.type == EVENT.TYPE_SLICE_BEGIN
-    values = {words["debug_annotation_names"][one.name_iid]: _value(one) for one in event.debug_annotations}
+    values = {
+        words["debug_annotation_names"][annotation.name_iid]: _value(annotation)
+        for annotation in event.debug_annotations
+    }
     track.flows += [(flow, False) for flow in event.flow_ids]
     track.flows += [(flow, True) for flow in event.terminating_flow_ids]
     stack.append((name, now, values))

@@ -9,20 +9,20 @@ from sglang_instrument.testing import synthetic_run
 STEPS, WORKERS = 4, 3
 #: What can go wrong, by the cause of the finding that names it: how `run_with_updates` makes it.
 CAUSES = {
-    "stale-prefix": {"kept": True},
+    "stale-prefix": {"keeps_cache": True},
     "wrong-label": {"lies": 3},
     "aborting-update": {"aborts": True},
     "slow-update": {"slow_sec": 1.5},
 }
 
 
-def run_with_updates(folder, seed, kept=False, lies=0, aborts=False, slow_sec=0.0):
+def run_with_updates(folder, seed, keeps_cache=False, lies=0, aborts=False, slow_sec=0.0):
     """Write a run whose engines get new weights before each step.
 
     Args:
         folder: Where to write it.
         seed: Of the run.
-        kept: Whether the cache is not flushed after the update before step 2.
+        keeps_cache: Whether the cache is not flushed after the update before step 2.
         lies: How many replies of step 2 say the version of the step before.
         aborts: Whether the update after step 1 aborts all calls of its last second, and all that still run.
         slow_sec: How much longer server 1 takes for each update than the others.
@@ -38,7 +38,7 @@ def run_with_updates(folder, seed, kept=False, lies=0, aborts=False, slow_sec=0.
         for step in order:
             end = begins[step] - 3_000_000 + took
             updates.append(_span("weights_update", end - took, end, weight_version=str(step), success=True))
-            if not (kept and step == order[1]):
+            if not (keeps_cache and step == order[1]):
                 updates.append(_span("engine_cache_flush", end, end + 1000, success=True))
         _append(folder / f"engine/scheduler_{rank}.jsonl", updates)
         _rewrite(folder / f"engine/server_{rank}.jsonl", begins, order, lies if rank == 0 else 0, aborts)
@@ -47,7 +47,9 @@ def run_with_updates(folder, seed, kept=False, lies=0, aborts=False, slow_sec=0.
 
 def causes_in(folder):
     """Return which of these causes the verdict finds in a run that is over."""
-    return {one.cause for one in findings_of(open_run(folder, cached=False), over=True)} & CAUSES.keys()
+    return {
+        finding.cause for finding in findings_of(open_run(folder, cached=False), over=True)
+    } & CAUSES.keys()
 
 
 def _span(event, start_us, end_us, **extra):
@@ -63,8 +65,8 @@ def _span(event, start_us, end_us, **extra):
 
 def _append(path: Path, records):
     with path.open("a") as file:
-        for one in records:
-            print(json.dumps(one), file=file)
+        for record in records:
+            print(json.dumps(record), file=file)
 
 
 def _rewrite(path: Path, begins, order, lies, aborts):
@@ -73,7 +75,7 @@ def _rewrite(path: Path, begins, order, lies, aborts):
     for line in lines:
         if line["event"] != "engine_request":
             continue
-        step = max((one for one in order if begins[one] <= line["start_us"]), default=order[0])
+        step = max((version for version in order if begins[version] <= line["start_us"]), default=order[0])
         extra = line["extra"]
         extra |= {"weight_version": str(step), "finish_reason": "stop", "cached_tokens": 20}
         if lies and step == order[1]:

@@ -116,16 +116,16 @@ class _Server(ThreadingHTTPServer):
 def served(*stand_ins: StandIn) -> Any:
     """Serve stand-ins, each at its own port, for a block."""
     servers = []
-    for one in stand_ins:
-        server = _Server(("127.0.0.1", 0), _handler(one))
-        one.url = f"http://127.0.0.1:{server.server_port}"
+    for stand_in in stand_ins:
+        server = _Server(("127.0.0.1", 0), _handler(stand_in))
+        stand_in.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)
     try:
         yield stand_ins
     finally:
-        for one, server in zip(stand_ins, servers, strict=True):
-            one.over.set()
+        for stand_in, server in zip(stand_ins, servers, strict=True):
+            stand_in.over.set()
             server.shutdown()
             server.server_close()
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import ways_to_start
-from logged import own, read_records
+from logged import read_records, recorded_events
 from ways_to_start import REBIND, STARTS, WAYS, tasks_of
 
 # Python 3.12 and newer warn of threads and fork.
@@ -27,8 +27,15 @@ def assert_recorded(run_script, way):
 
 def recorded_in(files):
     """Return how many records each task, by its label, has in which step for which request."""
-    did = [record for records in files.values() for record in own(records) if record["event"] == "did"]
-    return Counter((one["extra"]["label"], one["step"], one["extra"].get("request_id")) for one in did)
+    did = [
+        record
+        for records in files.values()
+        for record in recorded_events(records)
+        if record["event"] == "did"
+    ]
+    return Counter(
+        (record["extra"]["label"], record["step"], record["extra"].get("request_id")) for record in did
+    )
 
 
 def main(ways):

@@ -23,9 +23,9 @@ ROUTERS = Path(__file__).parents[2] / ".envs"
 #: The version and the policy of each step's router. 0.1.9 knows only /list_workers, 0.3.2 only /workers.
 POLICIES = {1: ("0.3.2", "round_robin"), 2: ("0.3.2", "cache_aware"), 3: ("0.1.9", "round_robin")}
 LACKING = [
-    one
-    for one in {version for version, _ in POLICIES.values()}
-    if not (ROUTERS / f"router-{one}/.done").exists()
+    version
+    for version in {version for version, _ in POLICIES.values()}
+    if not (ROUTERS / f"router-{version}/.done").exists()
 ]
 TALKS, TURNS = 12, 4
 #: What `/metrics` of a server counts, by the column of `servers` that must say the same.
@@ -111,12 +111,12 @@ def read(server: Server, path: str, method: str = "GET") -> bytes:
 
 def counts_of(server: Server) -> Counter[str]:
     """Return the sums of a server's own counters."""
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for line in read(server, "/metrics").decode().splitlines():
         name = line.partition("{")[0]
         if name in COUNTED.values():
-            found[name] += round(float(line.rpartition(" ")[2]))
-    return found
+            sums[name] += round(float(line.rpartition(" ")[2]))
+    return sums
 
 
 def counts_since(servers: list[Server], before: list[Counter[str]], calls: int) -> list[Counter[str]]:
@@ -125,7 +125,7 @@ def counts_since(servers: list[Server], before: list[Counter[str]], calls: int) 
 
     def all_are() -> bool:
         counted[:] = [counts_of(server) - was for server, was in zip(servers, before, strict=True)]
-        return sum(one[COUNTED["calls"]] for one in counted) >= calls
+        return sum(counts[COUNTED["calls"]] for counts in counted) >= calls
 
     wait_for(all_are, lambda: counted)
     return counted

@@ -140,7 +140,9 @@ class RoutedRun:
         if self.policy == "random":
             return self.random.randrange(self.servers)
         if talk not in self.home:
-            fewest = min(range(self.servers), key=lambda one: (Counter(self.home.values())[one], one))
+            fewest = min(
+                range(self.servers), key=lambda server: (Counter(self.home.values())[server], server)
+            )
             skewed = self.policy == "skewed" or call["step"] in self.skewed
             self.home[talk] = 0 if skewed and self.random.random() < 0.75 else fewest
         return self.home[talk]
@@ -156,13 +158,18 @@ class RoutedRun:
             return
         rid, server = call["rid"], call["server"]
         sizes = {"prompt_tokens": call["prompt_tokens"], "cached_tokens": call["cached_tokens"]}
-        told = {"rid": rid, **sizes, "completion_tokens": call["tokens"], "finish_reason": "stop"}
-        self._record(f"engine/server_{server}", "engine_request", call["arrived"], call["end"], told)
+        fields = {"rid": rid, **sizes, "completion_tokens": call["tokens"], "finish_reason": "stop"}
+        self._record(f"engine/server_{server}", "engine_request", call["arrived"], call["end"], fields)
         scheduler = f"engine/scheduler_{server}_tp0"
         received = {"rid": rid, "prompt_tokens": call["prompt_tokens"]}
         self._record(scheduler, "scheduler_receive", call["arrived"], call["arrived"], received)
-        kept = 16 * len(self.seen[server])
-        gauges = {"kv_tokens": 10_000, "kv_free_pages": 9_000 - kept, "kv_evictable": kept, "kv_page_size": 1}
+        cached = 16 * len(self.seen[server])
+        gauges = {
+            "kv_tokens": 10_000,
+            "kv_free_pages": 9_000 - cached,
+            "kv_evictable": cached,
+            "kv_page_size": 1,
+        }
         admitted = {"rids": [rid], "waiting": waiting, "running": self.running[server] - 1, **gauges}
         self._record(scheduler, "scheduler_admit", call["admitted"], call["admitted"], admitted)
         self._record(scheduler, "scheduler_first_tokens", call["first"], call["first"], {"rids": [rid]})
@@ -177,36 +184,36 @@ class RoutedRun:
         now, prompt, total, turns = begin, random.randint(300, 500), 0, random.randint(2, 5)
         for turn in range(turns):
             tokens = max(8, int(random.lognormvariate(4.0, 0.6)))
-            at = {**ids, "turn": turn}
+            place = {**ids, "turn": turn}
             rid = f"{name}-{turn}"
             call = yield {"talk": name, "step": step, "rid": rid, "prompt_tokens": prompt, "tokens": tokens}
             asked, now = now, call["end"]
             if self.callers == "verl":
-                chosen = {**at, "server": f"replica-{call['server']}"}
+                chosen = {**place, "server": f"replica-{call['server']}"}
                 self._log(step, worker, "server_wait", asked - 1e-4, asked, task, **chosen)
-            told = {**at, "rid": rid, "generated_tokens": tokens}
+            fields = {**place, "rid": rid, "generated_tokens": tokens}
             if self.callers == "areal":
                 sizes = {key: call[key] for key in ("prompt_tokens", "cached_tokens")}
-                told |= {"server": f"10.0.0.{call['server']}:30000", **sizes}
-            self._log(step, worker, "turn_engine_call", asked - 2e-4, now + 1e-4, task, **told)
+                fields |= {"server": f"10.0.0.{call['server']}:30000", **sizes}
+            self._log(step, worker, "turn_engine_call", asked - 2e-4, now + 1e-4, task, **fields)
             total, prompt = total + tokens, prompt + tokens
             if turn < turns - 1:
                 tool = random.uniform(0.2, 0.6)
-                self._log(step, worker, "tool_execution", now + 2e-4, now + tool, task, **at)
+                self._log(step, worker, "tool_execution", now + 2e-4, now + tool, task, **place)
                 now = yield tool + 1e-3
                 prompt += random.randint(20, 60)
         end = now + 0.01
-        told = {**ids, "turns": turns, "actual_response_tokens": total, "finish_reason": "stop"}
-        self._log(step, worker, "async_rollout_request_complete", begin - 1e-3, end, task, **told)
+        fields = {**ids, "turns": turns, "actual_response_tokens": total, "finish_reason": "stop"}
+        self._log(step, worker, "async_rollout_request_complete", begin - 1e-3, end, task, **fields)
         self.done[worker] = max(self.done.get(worker, 0.0), end)
 
     def _log(
-        self, step: int, worker: int, event: str, start: float, end: float, task: int, **told: Any
+        self, step: int, worker: int, event: str, start: float, end: float, task: int, **fields: Any
     ) -> None:
         place = {"workid": worker, "step": step, "task": task}
-        self._record(f"step_{step}/worker_{worker}", event, start, end, told, **place)
+        self._record(f"step_{step}/worker_{worker}", event, start, end, fields, **place)
 
-    def _record(self, name: str, event: str, start: float, end: float, told: Any, **place: Any) -> None:
+    def _record(self, name: str, event: str, start: float, end: float, fields: Any, **place: Any) -> None:
         record = {"timestamp": "2026-06-01T00:00:00+00:00", "event": event, "duration_sec": end - start}
         start_us = EPOCH_US + round(start * 1e6)
-        self.files[name].append(record | {"extra": told, **place, "start_us": start_us})
+        self.files[name].append(record | {"extra": fields, **place, "start_us": start_us})

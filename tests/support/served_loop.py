@@ -45,11 +45,11 @@ def processor():
 def draw(number, requests):
     """Return the calls of each request of a step, in tokens: the same in every run."""
     dice = random.Random(number)
-    found = []
+    drawn = []
     for _ in range(requests):
         turns = 2 if dice.random() < TURN_SHARE else 1
-        found.append([min(120, 8 + int(dice.lognormvariate(3.0, 0.7))) for _ in range(turns)])
-    return found
+        drawn.append([min(120, 8 + int(dice.lognormvariate(3.0, 0.7))) for _ in range(turns)])
+    return drawn
 
 
 class Servers:
@@ -81,7 +81,7 @@ class Servers:
 async def conversation(servers, number, place, turns):
     name = f"s{number}-{place}"
     with bind(request_id=name), span("request"):
-        prompt = [300 + 7 * place + one for one in range(8)]
+        prompt = [300 + 7 * place + token for token in range(8)]
         for turn, tokens in enumerate(turns):
             with bind(turn=turn):
                 with span("generate", generated_tokens=tokens):

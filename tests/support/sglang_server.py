@@ -70,8 +70,8 @@ class Server:
         """Return the process ids of the server's children, by the titles that SGLang sets."""
         import psutil
 
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        return {child.pid: " ".join(child.cmdline()) for child in found}
+        processes = psutil.Process(self.process.pid).children(recursive=True)
+        return {child.pid: " ".join(child.cmdline()) for child in processes}
 
     def stop(self):
         """End the server by SIGTERM, then all of its processes in any case."""
@@ -122,13 +122,16 @@ def start_server(scratch, environment, *arguments, overlap=False):
 def start_servers(folder, count, environment, *arguments):
     """Start servers at once, each in a folder of its own below `folder`; yield them, then end them."""
     scratch = [folder / f"server_{number}" for number in range(count)]
-    for one in scratch:
-        one.mkdir()
+    for folder_of_server in scratch:
+        folder_of_server.mkdir()
     with ThreadPoolExecutor(count) as pool:
-        starting = [pool.submit(start_server, one, environment, *arguments) for one in scratch]
-    started = [one.result() for one in starting if one.exception() is None]
+        starting = [
+            pool.submit(start_server, folder_of_server, environment, *arguments)
+            for folder_of_server in scratch
+        ]
+    started = [server.result() for server in starting if server.exception() is None]
     try:
-        yield [one.result() for one in starting]
+        yield [server.result() for server in starting]
     finally:
         for server in started:
             server.stop()

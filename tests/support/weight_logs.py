@@ -12,8 +12,8 @@ def write_process(folder: Path, name: str, records: list[Record]) -> None:
     """Write the records of a process, such as "engine/scheduler_0_tp0", with a header."""
     path = folder / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    at = record("", 0, 0)["timestamp"]
-    header = {"timestamp": at, "event": "log_opened", "extra": {"log_version": 1, "run_id": "now"}}
+    timestamp = record("", 0, 0)["timestamp"]
+    header = {"timestamp": timestamp, "event": "log_opened", "extra": {"log_version": 1, "run_id": "now"}}
     with path.open("a") as file:
         for line in [header, *records]:
             print(json.dumps(line, separators=(",", ":")), file=file)
@@ -21,23 +21,23 @@ def write_process(folder: Path, name: str, records: list[Record]) -> None:
 
 def update(start: float, end: float, version: int | None = None, **extra) -> Record:
     """Return a transfer of weights."""
-    told = {} if version is None else {"weight_version": str(version)}
-    return record("weights_update", start, end, extra={"part": "transfer", **told, **extra})
+    fields = {} if version is None else {"weight_version": str(version)}
+    return record("weights_update", start, end, extra={"part": "transfer", **fields, **extra})
 
 
-def flush(at: float, success: bool = True) -> Record:
+def flush(time_sec: float, success: bool = True) -> Record:
     """Return a flush of the cache."""
-    return record("engine_cache_flush", at, at + 0.01, extra={"success": success})
+    return record("engine_cache_flush", time_sec, time_sec + 0.01, extra={"success": success})
 
 
-def pause(at: float, sec: float = 0.01) -> Record:
+def pause(time_sec: float, sec: float = 0.01) -> Record:
     """Return a pause of generation."""
-    return record("generation_pause", at, at + sec)
+    return record("generation_pause", time_sec, time_sec + sec)
 
 
-def resume(at: float) -> Record:
+def resume(time_sec: float) -> Record:
     """Return the end of a pause."""
-    return record("generation_continue", at, at + 0.01)
+    return record("generation_continue", time_sec, time_sec + 0.01)
 
 
 class Engine:

@@ -9,17 +9,17 @@ OF_THE_USER = {"task_name", "self.rollout_cache.tag"}
 
 def tools_in_tables():
     """Return each field for the names of tools in the shipped tables, with its table."""
-    found = []
+    fields_of_tables = []
     for table in load_tables(None, []):
         for patch in table.patches:
             for region in patch.regions:
                 for moment, fields in (("enter", region.enter), ("exit", region.exit)):
-                    found += [
+                    fields_of_tables += [
                         (table.name, parse(text, moment))
                         for name, text in fields.items()
                         if name in ("tool", "tools")
                     ]
-    return found
+    return fields_of_tables
 
 
 def test_the_name_of_a_tool_that_a_reply_calls_is_looked_up():

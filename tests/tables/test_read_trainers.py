@@ -38,7 +38,7 @@ def test_slime_s_trackers_are_found_in_the_folder_to_which_they_moved():
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trainer_that_was_only_read_says_so(trainer):
-    [about] = [one for one in read_abouts() if one.trainer == trainer]
+    [about] = [description for description in read_abouts() if description.trainer == trainer]
     assert about.oldest is None
     assert about.read is not None
     assert set(about.tested.values()) == {"read only"}

@@ -159,10 +159,10 @@ def test_the_version_of_a_trainers_source_without_version_is_inferred(package, v
         return None if path.endswith(("version/version", "/version.py", "/_version.py")) else tree.read(path)
 
     tables = load_tables([package])
-    told, untold = check(tables, tree), check(tables, SourceTree("a checkout", read, {}))
-    assert {one.version for one in told} == {version}
-    assert {one.version for one in untold} == {None}
-    assert [one.sites for one in untold] == [one.sites for one in told]
+    checked, untold = check(tables, tree), check(tables, SourceTree("a checkout", read, {}))
+    assert {table.version for table in checked} == {version}
+    assert {table.version for table in untold} == {None}
+    assert [table.sites for table in untold] == [table.sites for table in checked]
 
 
 def test_slime_0_3_0_is_not_expected_to_have_what_came_with_0_3_1(tmp_path, capsys):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from logged import own, read_records
+from logged import read_records, recorded_events
 from wheels import wheel_of
 
 import sglang_instrument
@@ -96,12 +96,12 @@ def sites(text, tree, tmp_path):
 
 def by_hand(names, tree):
     """Return the same of tables that people wrote."""
-    found = {}
+    lines_by_region = {}
     for checked in check([load_table(name) for name in names], tree):
         for site in checked.sites or ():
             if site.state == "found":
-                found.setdefault((site.target.name, site.region.event), site.lines)
-    return found
+                lines_by_region.setdefault((site.target.name, site.region.event), site.lines)
+    return lines_by_region
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_rewards_that_a_step_computes_are_proposed_and_no_field_of_a_request(tmp
             "enumerate(batch)))\n        return [await self.score(one) for one in replies]\n",
         )
     )
-    found = propose(find_class(f"{path}:Agent", None)[0])
-    assert [one.event for one in found.of["score"]] == ["reward_calculation"]
-    [request] = [one for one in found.of["conversation"] if one.event == REQUEST]
+    proposals = propose(find_class(f"{path}:Agent", None)[0])
+    assert [proposal.event for proposal in proposals.of["score"]] == ["reward_calculation"]
+    [request] = [proposal for proposal in proposals.of["conversation"] if proposal.event == REQUEST]
     assert "reward" not in request.exit
 
 
@@ -151,11 +151,11 @@ def test_the_table_measures_the_rollout_as_it_stands_and_changes_no_result(rollo
     (tmp_path / "run.py").write_text(RUN)
     outs = []
     for way in ("never", "measured"):
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "run.py", way],
-            env={**kept, **ours},
+            env={**inherited, **ours},
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -164,18 +164,18 @@ def test_the_table_measures_the_rollout_as_it_stands_and_changes_no_result(rollo
         )
         outs.append(json.loads(done.stdout))
     assert outs[0] == outs[1]
-    logs = {path: own(records) for path, records in read_records(tmp_path / "run").items()}
+    logs = {path: recorded_events(records) for path, records in read_records(tmp_path / "run").items()}
     for step in (3, 4):
         records = logs[f"step_{step}/worker_0.jsonl"]
-        requests = [one["extra"] for one in records if one["event"] == REQUEST]
-        assert [one["request_id"] for one in requests] == ["r0", "r1"]
-        assert {(one["turns"], one["finish_reason"], one["response_length"]) for one in requests} == {
-            (3, "stop", 21)
-        }
-        assert {one["reward"] for one in requests} == {6.0}
-        turns = [one["extra"]["turn"] for one in records if one["event"] == "turn_end"]
+        requests = [record["extra"] for record in records if record["event"] == REQUEST]
+        assert [request["request_id"] for request in requests] == ["r0", "r1"]
+        assert {
+            (request["turns"], request["finish_reason"], request["response_length"]) for request in requests
+        } == {(3, "stop", 21)}
+        assert {request["reward"] for request in requests} == {6.0}
+        turns = [record["extra"]["turn"] for record in records if record["event"] == "turn_end"]
         assert sorted(turns) == [0, 0, 1, 1, 2, 2]
-        tools = [one["extra"]["tool"] for one in records if one["event"] == "tool_call"]
+        tools = [record["extra"]["tool"] for record in records if record["event"] == "tool_call"]
         assert tools == ["search"] * 4
     assert "secret" not in json.dumps(logs)
 
@@ -288,10 +288,10 @@ def test_what_cannot_be_suggested_is_said_with_what_to_do(rollout, capsys, named
 
 def test_doctor_names_the_functions_to_bind_with_an_example(rollout, capsys):
     main(["doctor", "--rollout", f"{rollout}:Agent", "--json"])
-    found = {one["about"]: one["found"] for one in json.loads(capsys.readouterr().out)}
-    assert "bind it around my_rollout:Agent.rollout (line 23), which has its number: step" in found["step"]
-    assert "bind it in my_rollout:Agent.conversation (line 26)" in found["request"]
-    assert f"patches suggest {rollout}:Agent" in found["table"]
+    answers = {answer["about"]: answer["found"] for answer in json.loads(capsys.readouterr().out)}
+    assert "bind it around my_rollout:Agent.rollout (line 23), which has its number: step" in answers["step"]
+    assert "bind it in my_rollout:Agent.conversation (line 26)" in answers["request"]
+    assert f"patches suggest {rollout}:Agent" in answers["table"]
 
 
 def test_doctor_says_what_to_do_about_a_name_that_leads_nowhere(rollout, capsys):

@@ -52,7 +52,11 @@ def longer(shape: RunShape, step: int, *causes: Cause) -> float:
 
 
 def of_event(step: PlayedStep, worker: int, event: str) -> list[float]:
-    return [one.end - one.start for one in step.workers[worker].happened if one.event == event]
+    return [
+        event_record.end - event_record.start
+        for event_record in step.workers[worker].happened
+        if event_record.event == event
+    ]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,7 @@ def test_what_all_wait_for_costs_the_step_all_its_seconds(cause: Cause) -> None:
     ],
 )
 def test_what_one_worker_does_costs_the_step_what_it_is_later_than_the_last_other(cause: Cause) -> None:
-    arrivals = [one.arrival - played(SHAPE)[1].begin for one in played(SHAPE)[1].workers]
+    arrivals = [worker.arrival - played(SHAPE)[1].begin for worker in played(SHAPE)[1].workers]
     assert longer(SHAPE, 2, cause) == pytest.approx(500.0 + arrivals[1] - max(arrivals), abs=1e-3)
 
 
@@ -124,8 +128,8 @@ def test_a_slow_call_is_one_call(kind: str, event: str) -> None:
 def test_long_replies_are_as_fast_as_others() -> None:
     before, after = played(SHAPE)[1], played(SHAPE, LongReplies(2, None, 4.0))[1]
     for was, calls in zip(before.workers, after.workers, strict=True):
-        tokens = [sum(call.tokens for call in one.calls) for one in (was, calls)]
-        seconds = [sum(call.served.end - call.start for call in one.calls) for one in (was, calls)]
+        tokens = [sum(call.tokens for call in worker.calls) for worker in (was, calls)]
+        seconds = [sum(call.served.end - call.start for call in worker.calls) for worker in (was, calls)]
         assert tokens[1] == 4 * tokens[0]
         assert seconds[1] == pytest.approx(4 * seconds[0])
 
@@ -167,8 +171,8 @@ def test_no_cause_changes_another_step(tmp_path: Path) -> None:
         cause = replace(kind.cause, **({"step": 2} if concerned != 1 else {}))  # type: ignore[type-var]
         before, after = played(shape), played(shape, cause)
         other = 2
-        assert [call.tokens for one in before[other].workers for call in one.calls] == [
-            call.tokens for one in after[other].workers for call in one.calls
+        assert [call.tokens for worker in before[other].workers for call in worker.calls] == [
+            call.tokens for worker in after[other].workers for call in worker.calls
         ], name
         assert after[other].wall_sec == pytest.approx(before[other].wall_sec), name
 
@@ -190,10 +194,10 @@ def test_a_cause_that_costs_nothing_has_no_size() -> None:
 def test_an_engine_twice_as_fast_is_a_replay_of_the_same_requests() -> None:
     shape = replace(QUEUEING, workload=Workload(most_turns=1))
     slow, fast = played(shape)[1], played(shape.replayed(engine=0.5))[1]
-    for one, other in zip(slow.workers, fast.workers, strict=True):
-        tokens = [sorted(call.tokens for call in step.calls) for step in (one, other)]
+    for first, other in zip(slow.workers, fast.workers, strict=True):
+        tokens = [sorted(call.tokens for call in step.calls) for step in (first, other)]
         assert tokens[0] == tokens[1] != []
-        seconds = [sum(call.served.end - call.start for call in step.calls) for step in (one, other)]
+        seconds = [sum(call.served.end - call.start for call in step.calls) for step in (first, other)]
         assert seconds[1] == pytest.approx(0.5 * seconds[0], rel=2e-3)
 
 
@@ -221,12 +225,12 @@ def test_a_cap_cuts_the_same_requests_and_ends_them() -> None:
 def test_a_capped_reply_calls_no_tool_and_says_so() -> None:
     [worker] = played(replace(SHAPE, steps=1, workers=1, workload=Workload(most_tokens=9)))[0].workers
     assert {call.turn for call in worker.calls} == {0}
-    events = {one.event for one in worker.happened}
+    events = {event.event for event in worker.happened}
     assert not events & {"tool_call", "interaction_response", "turn_tool_parsing"}
-    for one in worker.happened:
-        if one.event == "async_rollout_request_complete":
-            assert one.extra is not None
-            assert (one.extra["finish_reason"], one.extra["turns"]) == ("length", 1)
+    for event in worker.happened:
+        if event.event == "async_rollout_request_complete":
+            assert event.extra is not None
+            assert (event.extra["finish_reason"], event.extra["turns"]) == ("length", 1)
 
 
 def test_a_redrawn_run_has_other_requests_and_equal_causes() -> None:
@@ -272,7 +276,7 @@ def test_nothing_is_recorded_after_a_death(overlaps: bool, tmp_path: Path) -> No
     for path in tmp_path.rglob("*.jsonl"):
         header, *records = [json.loads(line) for line in path.read_text().splitlines()]
         ahead_sec_of_clock = (header["extra"]["wall_ns"] - header["extra"]["perf_ns"]) / 1e9
-        stamps = [datetime.fromisoformat(one["timestamp"]).timestamp() for one in records]
+        stamps = [datetime.fromisoformat(record["timestamp"]).timestamp() for record in records]
         name = str(path.relative_to(tmp_path))
         ends[name] = max(stamps, default=ahead_sec_of_clock) - ahead_sec_of_clock
     dead_sec = ends["step_3/worker_1.jsonl"]
@@ -289,7 +293,9 @@ def test_the_reference_lists_every_cause_with_its_fields_and_its_word() -> None:
         name: (set(given.split(", ")), set(re.findall("`(.*?)`", words))) for name, given, words in rows
     }
     every = {
-        name: one for name, one in vars(testing).items() if isinstance(one, type) and issubclass(one, Cause)
+        name: kind
+        for name, kind in vars(testing).items()
+        if isinstance(kind, type) and issubclass(kind, Cause)
     }
     del every["Cause"]
     assert listed.keys() == every.keys()

@@ -15,15 +15,15 @@ def finding(cause: str, **place: object) -> Finding:
 
 def test_another_part_of_the_step_is_not_right() -> None:
     sorting = KINDS["sort-one"].cause
-    found = finding("post-processing", step=STEP, worker=WORKER, event="sorting_duration")
-    assert is_right(found, sorting)
-    assert not is_right(replace(found, event="padding_duration"), sorting)
+    judged = finding("post-processing", step=STEP, worker=WORKER, event="sorting_duration")
+    assert is_right(judged, sorting)
+    assert not is_right(replace(judged, event="padding_duration"), sorting)
 
 
 def test_another_kind_of_call_is_not_right() -> None:
-    found = finding("slow-call", step=STEP, worker=WORKER, event="engine")
-    assert is_right(found, KINDS["engine-call"].cause)
-    assert not is_right(found, KINDS["tool-call"].cause)
+    judged = finding("slow-call", step=STEP, worker=WORKER, event="engine")
+    assert is_right(judged, KINDS["engine-call"].cause)
+    assert not is_right(judged, KINDS["tool-call"].cause)
 
 
 @pytest.mark.parametrize("place", [{"step": STEP + 1, "worker": WORKER}, {"step": STEP, "worker": 0}])

@@ -48,22 +48,22 @@ states = st.builds(
 
 def caller(made: list[Asked], begin: float, served: list[Served]) -> Caller:
     now = begin
-    for one in made:
-        served.append((yield Call(now + one.wait_sec, one.prompt_tokens, one.work, one.extra_sec)))
+    for call in made:
+        served.append((yield Call(now + call.wait_sec, call.prompt_tokens, call.work, call.extra_sec)))
         now = served[-1].end
 
 
 def simulated(engine: Engine, state: EngineState, made: list[list[Asked]]) -> list[list[Served]]:
     served: list[list[Served]] = [[] for _ in made]
-    serve(engine, state, 10.0, [caller(one, 10.0, into) for one, into in zip(made, served, strict=True)])
+    serve(engine, state, 10.0, [caller(calls, 10.0, into) for calls, into in zip(made, served, strict=True)])
     return served
 
 
 class Plain:
     """A call in the plain loop, and what is left of it."""
 
-    def __init__(self, owner: int, asked: Asked, at: float, number: int) -> None:
-        self.owner, self.asked, self.at, self.number = owner, asked, at, number
+    def __init__(self, owner: int, asked: Asked, time_sec: float, number: int) -> None:
+        self.owner, self.asked, self.time_sec, self.number = owner, asked, time_sec, number
         self.admitted = self.first = -1.0
         self.prefill_sec, self.left = 0.0, asked.work
 
@@ -73,41 +73,43 @@ def plainly(engine: Engine, state: EngineState, made: list[list[Asked]]) -> list
     stalls = [(10.0 + start, 10.0 + end) for start, end in state.stalls]
     served: list[list[Served]] = [[] for _ in made]
     numbers = iter(range(10_000))
-    coming = [Plain(i, one[0], 10.0 + one[0].wait_sec, next(numbers)) for i, one in enumerate(made)]
+    coming = [Plain(i, calls[0], 10.0 + calls[0].wait_sec, next(numbers)) for i, calls in enumerate(made)]
     running: list[Plain] = []
     now = 10.0
     while coming or running:
         most = NEVER if engine.most_running is None else engine.most_running
-        for one in sorted(coming, key=lambda one: (one.at, one.number)):
-            if one.at <= now + 1e-12 and len(running) < most:
-                coming.remove(one)
-                running.append(one)
-                one.admitted = now
-                prefill_sec = engine.call_sec + one.asked.prompt_tokens * engine.prefill_sec
-                one.prefill_sec = prefill_sec * state.factor + one.asked.extra_sec
+        for call in sorted(coming, key=lambda call: (call.time_sec, call.number)):
+            if call.time_sec <= now + 1e-12 and len(running) < most:
+                coming.remove(call)
+                running.append(call)
+                call.admitted = now
+                prefill_sec = engine.call_sec + call.asked.prompt_tokens * engine.prefill_sec
+                call.prefill_sec = prefill_sec * state.factor + call.asked.extra_sec
         still = any(start <= now + 1e-12 and now + 1e-12 < end for start, end in stalls)
         token_sec = (engine.token_sec + engine.load_sec * len(running)) * state.factor
-        for one in running:
-            if one.prefill_sec <= 1e-12 and one.first < 0 and not still:
-                one.first = now
+        for call in running:
+            if call.prefill_sec <= 1e-12 and call.first < 0 and not still:
+                call.first = now
         changes = [time_sec for span in stalls for time_sec in span if time_sec > now + 1e-12]
-        changes += [one.at for one in coming if one.at > now + 1e-12]
+        changes += [call.time_sec for call in coming if call.time_sec > now + 1e-12]
         if not still:
-            changes += [now + (one.prefill_sec if one.first < 0 else one.left * token_sec) for one in running]
+            changes += [
+                now + (call.prefill_sec if call.first < 0 else call.left * token_sec) for call in running
+            ]
         until = min(changes)
-        for one in running if not still else []:
-            if one.first < 0:
-                one.prefill_sec -= until - now
+        for call in running if not still else []:
+            if call.first < 0:
+                call.prefill_sec -= until - now
             else:
-                one.left -= (until - now) / token_sec
+                call.left -= (until - now) / token_sec
         now = until
-        for one in [one for one in running if one.first >= 0 and one.left <= 1e-9]:
-            running.remove(one)
-            done = served[one.owner]
-            done.append(Served(one.admitted, one.first, now))
-            if len(done) < len(made[one.owner]):
-                asked = made[one.owner][len(done)]
-                coming.append(Plain(one.owner, asked, now + asked.wait_sec, next(numbers)))
+        for call in [call for call in running if call.first >= 0 and call.left <= 1e-9]:
+            running.remove(call)
+            done = served[call.owner]
+            done.append(Served(call.admitted, call.first, now))
+            if len(done) < len(made[call.owner]):
+                asked = made[call.owner][len(done)]
+                coming.append(Plain(call.owner, asked, now + asked.wait_sec, next(numbers)))
     return served
 
 
@@ -119,25 +121,25 @@ def test_calls_are_served_as_in_a_plain_loop(
     # What happens at the same time may happen in any order, so nothing does.
     made = [
         [
-            replace(one, wait_sec=one.wait_sec + 0.0137 * (owner + 1), extra_sec=one.extra_sec + 0.00317)
-            for one in asked
+            replace(call, wait_sec=call.wait_sec + 0.0137 * (owner + 1), extra_sec=call.extra_sec + 0.00317)
+            for call in asked
         ]
         for owner, asked in enumerate(made)
     ]
     expected = plainly(engine, state, made)
     for mine, plain in zip(simulated(engine, state, made), expected, strict=True):
         assert len(mine) == len(plain)
-        for one, other in zip(mine, plain, strict=True):
-            assert list(one) == pytest.approx(list(other), abs=1e-6)
+        for call, other in zip(mine, plain, strict=True):
+            assert list(call) == pytest.approx(list(other), abs=1e-6)
 
 
 def test_a_call_alone_takes_its_prefill_and_its_tokens() -> None:
     engine = Engine(token_sec=0.02, load_sec=0.01, prefill_sec=0.001, call_sec=0.5)
-    [[one]] = simulated(engine, EngineState(), [[Asked(0.0, 100, 50.0)]])
-    assert one.first == pytest.approx(10.6)
-    assert one.end == pytest.approx(10.6 + 50 * 0.03)
+    [[served]] = simulated(engine, EngineState(), [[Asked(0.0, 100, 50.0)]])
+    assert served.first == pytest.approx(10.6)
+    assert served.end == pytest.approx(10.6 + 50 * 0.03)
     [[slow]] = simulated(engine.times(2.0), EngineState(), [[Asked(0.0, 100, 50.0)]])
-    assert slow.end - 10 == pytest.approx(2 * (one.end - 10))
+    assert slow.end - 10 == pytest.approx(2 * (served.end - 10))
 
 
 def test_two_calls_side_by_side_are_slower_than_one() -> None:
@@ -155,5 +157,5 @@ def test_a_full_engine_lets_calls_wait() -> None:
 
 def test_an_engine_that_stands_still_delays_all_calls_by_that() -> None:
     state = EngineState(stalls=[(0.5, 30.5)])
-    ends = [one[0].end for one in simulated(Engine(), state, [[Asked(0.0, 0, n)] for n in (50.0, 100.0)])]
+    ends = [calls[0].end for calls in simulated(Engine(), state, [[Asked(0.0, 0, n)] for n in (50.0, 100.0)])]
     assert ends == pytest.approx([41.0, 42.0])

@@ -154,16 +154,18 @@ def test_a_blocked_loop_is_logged_and_delays_what_ends_meanwhile_until_its_end(t
     for name, causes in (("free", []), ("blocked", [BlockedLoop(1, 0, at_sec=1.0, seconds=2.0)])):
         synthetic_run(tmp_path / name, steps=1, workers=1, requests=20, seed=3, causes=causes)
         lines = lines_of(tmp_path / name, 1, 0)
-        first = [one for one in lines if one["event"] == "turn_engine_call" and one["extra"]["turn"] == 0]
+        first = [line for line in lines if line["event"] == "turn_engine_call" and line["extra"]["turn"] == 0]
         ends.append(
-            {one["extra"]["request_id"]: one["start_us"] / 1e6 + one["duration_sec"] for one in first}
+            {line["extra"]["request_id"]: line["start_us"] / 1e6 + line["duration_sec"] for line in first}
         )
     assert duration(tmp_path / "blocked", 1, 0, "event_loop_block") == pytest.approx(2.0)
-    at = next(one["start_us"] / 1e6 for one in lines if one["event"] == "event_loop_block")
+    blocked_sec = next(line["start_us"] / 1e6 for line in lines if line["event"] == "event_loop_block")
     kinds = set()
     for request, free in ends[0].items():
-        kinds.add((free > at) + (free > at + 2.0))
-        assert ends[1][request] == pytest.approx(at + 2.0 if at < free < at + 2.0 else free, abs=1e-4)
+        kinds.add((free > blocked_sec) + (free > blocked_sec + 2.0))
+        assert ends[1][request] == pytest.approx(
+            blocked_sec + 2.0 if blocked_sec < free < blocked_sec + 2.0 else free, abs=1e-4
+        )
     assert kinds == {0, 1, 2}
 
 
@@ -172,8 +174,8 @@ def test_requests_do_nothing_while_their_loop_is_blocked_and_the_engine_goes_on(
     shape = RunShape(steps=1, workers=1, requests=20, engine=Engine(load_sec=1e-3))
     [step], [free] = play_run(shape, [cause]), play_run(shape)
     happened = step.workers[0].happened
-    [block] = [one for one in happened if one.event == "event_loop_block"]
-    times = {time_sec for one in happened for time_sec in (one.start, one.end)}
+    [block] = [event for event in happened if event.event == "event_loop_block"]
+    times = {time_sec for event in happened for time_sec in (event.start, event.end)}
     assert not any(block.start < time_sec < block.end for time_sec in times)
     assert any(block.start < call.served.end < block.end for call in step.workers[0].calls)
     assert step.wall_sec - free.wall_sec < 3.0
@@ -230,5 +232,7 @@ def test_engines_log_each_call_on_their_own_clock(tmp_path: Path) -> None:
 
 def test_engines_change_nothing_that_workers_measured(tmp_path: Path) -> None:
     plain = open_run(synthetic_run(tmp_path / "plain", steps=2, workers=2, requests=8))
-    told = open_run(synthetic_run(tmp_path / "told", steps=2, workers=2, requests=8, engine_clocks={0: 5.0}))
-    assert step_table(plain.digest).equals(step_table(told.digest))
+    with_engines = open_run(
+        synthetic_run(tmp_path / "told", steps=2, workers=2, requests=8, engine_clocks={0: 5.0})
+    )
+    assert step_table(plain.digest).equals(step_table(with_engines.digest))

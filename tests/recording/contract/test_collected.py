@@ -48,7 +48,7 @@ def left_over(start, let_go=lambda: None):
         del thing, pending, context
     let_go()
     gc.collect()
-    return sum(one() is not None for one in gone)
+    return sum(reference() is not None for reference in gone)
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ def left_over_of_program(regions, target):
         patches = [{"target": name, "region": of_target} for name, of_target in regions.items()]
         table = parse_table("t.toml", {"trainer": "t", "module": "collected_program", "patch": patches})
         patcher = Patcher(
-            [table], make_probe=probes_for([one for patch in table.patches for one in patch.regions])
+            [table], make_probe=probes_for([region for patch in table.patches for region in patch.regions])
         )
         patcher.install()
         try:

@@ -82,7 +82,7 @@ def test_no_argument_of_an_instrumented_function_raises_whatever_its_methods_do(
     assert call(value) is value
     [item] = items(value)
     assert item is value
-    assert [one["event"] for one in seen] == ["call", "items"]
+    assert [record["event"] for record in seen] == ["call", "items"]
 
 
 def test_no_local_of_a_region_raises_whatever_its_methods_do(seen, value):
@@ -101,7 +101,7 @@ def test_no_local_of_a_region_raises_whatever_its_methods_do(seen, value):
     with probe(value) as run:
         run.capture("k", value)
         assert run.leave_result(value, value) is value
-    assert [one["event"] for one in seen] == ["region"]
+    assert [record["event"] for record in seen] == ["region"]
 
 
 def test_no_record_of_the_reference_s_class_raises_whatever_it_is_given(tmp_path, value):
@@ -155,7 +155,7 @@ def test_an_exception_without_a_readable_name_is_raised_unchanged(seen, with_mes
             assert caught.value.__context__ is None
     finally:
         spans.log_error_messages(False)
-    assert {one["error"].partition(":")[0] for one in seen} == {"UnnamedError"}
+    assert {record["error"].partition(":")[0] for record in seen} == {"UnnamedError"}
     assert len(seen) == 5
 
 

@@ -55,15 +55,15 @@ class Arrived(BaseException):
 class Interrupt:
     """Raises `Arrived` at one line of our code, or before its first line."""
 
-    def __init__(self, at, only=None):
-        self.at, self.only, self.count = at, only, 0
+    def __init__(self, place, only=None):
+        self.place, self.only, self.count = place, only, 0
 
     def __call__(self, frame, happened, argument):
         if not frame.f_code.co_filename.startswith(PACKAGE) or happened in ("return", "exception"):
             return self
         if self.only is None or _name(frame) == self.only:
             self.count += 1
-            if self.count == self.at:
+            if self.count == self.place:
                 raise Arrived
         return self
 
@@ -83,7 +83,7 @@ def interrupted(act, interrupt):
         arrived = True
     finally:
         sys.settrace(None)
-    assert arrived is (interrupt.count >= interrupt.at)
+    assert arrived is (interrupt.count >= interrupt.place)
     return arrived
 
 
@@ -94,11 +94,11 @@ def blocks():
 
 def each_place(act, *arguments):
     """Yield, for each line of our code that `act` runs, once it was interrupted there."""
-    at = 1
-    while interrupted(act, Interrupt(at, *arguments)):
-        yield at
-        at += 1
-    assert at > 1 or native.ON
+    place = 1
+    while interrupted(act, Interrupt(place, *arguments)):
+        yield place
+        place += 1
+    assert place > 1 or native.ON
 
 
 def test_wherever_it_arrives_a_block_that_follows_drops_what_stayed_bound():
@@ -153,7 +153,7 @@ class TestPurePython:
         sglang_instrument.uninstall()
         files = read_records(folder)
         for number, name in ((7, "inside"), (8, "after")):
-            events = [one["event"] for one in files[f"step_{number}/worker_0.jsonl"]]
+            events = [record["event"] for record in files[f"step_{number}/worker_0.jsonl"]]
             assert events == ["log_opened", name, "step_closed", "log_closed"]
 
     def test_an_interrupted_span_is_no_longer_open(self, install):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from logged import own
+from logged import recorded_events
 
 from sglang_instrument.recording.keep import late_records
 
@@ -13,7 +13,7 @@ def described(script):
 
 
 def dones(script):
-    return [one["extra"]["index"] for file in script.records.values() for one in own(file)]
+    return [record["extra"]["index"] for file in script.records.values() for record in recorded_events(file)]
 
 
 @pytest.mark.parametrize("durability", ["buffered", "line"])
@@ -42,9 +42,9 @@ def test_handlers_that_were_registered_before_install_record_after_it(run_script
 
 @pytest.mark.parametrize("first", ["", "si.event('did', index=0)"])
 @pytest.mark.parametrize(
-    "kept", ["last = Late()", "a, b = Late(), None; a.b = a; del a", "class Of: late = Late()"]
+    "last", ["last = Late()", "a, b = Late(), None; a.b = a; del a", "class Of: late = Late()"]
 )
-def test_what_a_finalizer_records_at_the_very_end_is_written_or_counted(run_script, kept, first):
+def test_what_a_finalizer_records_at_the_very_end_is_written_or_counted(run_script, last, first):
     script = run_script(
         f"""
         import sglang_instrument as si
@@ -57,7 +57,7 @@ def test_what_a_finalizer_records_at_the_very_end_is_written_or_counted(run_scri
 
         si.install()
         {first}
-        {kept}
+        {last}
         """
     )
     # A cycle may be collected earlier, also by our thread while it writes what came before.

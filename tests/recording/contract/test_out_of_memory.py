@@ -123,9 +123,9 @@ def test_each_allocation_that_fails_costs_one_record_at_most_and_raises_nothing(
     escaped, uncounted = json.loads(done.stdout)
     # Python's own allocations, for keywords and for `with` of a class in Python, cannot be guarded.
     if native == "":
-        escaped = [one for one in escaped if one[0] not in ("a_bind", "a_step")]
+        escaped = [error for error in escaped if error[0] not in ("a_bind", "a_step")]
         assert escaped == []
-    ours = [one for one in escaped if "sglang_instrument" in one[2]]
+    ours = [error for error in escaped if "sglang_instrument" in error[2]]
     assert ours == []
     assert uncounted == []
 

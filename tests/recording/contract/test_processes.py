@@ -268,7 +268,7 @@ def test_a_child_of_multiprocessing_ends_its_step_once_whoever_forks_inside_it(r
     """)
     records = [record for of_file in script.records.values() for record in of_file]
     assert sorted(indices(records)) == [0, 1, 2]
-    assert [one["extra"]["written"] for one in records if one["event"] == "step_closed"] == [1, 1, 1]
+    assert [record["extra"]["written"] for record in records if record["event"] == "step_closed"] == [1, 1, 1]
 
 
 def test_a_child_forked_while_other_threads_record_does_not_hang(run_script):

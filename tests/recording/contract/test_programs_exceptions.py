@@ -54,7 +54,9 @@ class Handling:
         raise error
 
 
-@pytest.fixture(params=[plain, one_shot, of_any_arguments, nested, Handling], ids=lambda one: one.__name__)
+@pytest.fixture(
+    params=[plain, one_shot, of_any_arguments, nested, Handling], ids=lambda function: function.__name__
+)
 def handled(request, error):
     """Install a signal handler that raises `error`; return the signal's number."""
     before = signal.signal(signal.SIGALRM, functools.partial(request.param, error))

@@ -134,7 +134,9 @@ def test_a_child_that_lives_for_milliseconds_starts_one_thread_and_a_longer_one_
             assert process.exitcode == 0
     """
     )
-    did = [one for one in script.records[f"step_1/worker_0.{HOST}-c0.jsonl"] if one["event"] == "did"]
+    did = [
+        record for record in script.records[f"step_1/worker_0.{HOST}-c0.jsonl"] if record["event"] == "did"
+    ]
     assert len(did) > 2
 
 

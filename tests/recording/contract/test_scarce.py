@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 TAKE_ALL_DESCRIPTORS = """
     import os, resource
@@ -93,7 +93,7 @@ def steps_below(folder):
     wholes = {}
     for path, records in read_records(folder).items():
         events = [record["event"] for record in records]
-        wholes[path] = len(own(records)) if "step_closed" in events else None
+        wholes[path] = len(recorded_events(records)) if "step_closed" in events else None
         indices = [record["extra"]["index"] for record in records if record["event"] == "did"]
         assert indices == list(range(len(indices)))
     return wholes
@@ -201,7 +201,7 @@ def test_threads_that_record_while_no_other_can_be_started_lose_and_double_nothi
         assert threading.active_count() == 1
     """)
     written = {
-        path: [record["extra"]["index"] for record in own(records)]
+        path: [record["extra"]["index"] for record in recorded_events(records)]
         for path, records in script.records.items()
     }
     assert written == {f"step_1/worker_{number}.jsonl": list(range(8_000)) for number in range(4)}

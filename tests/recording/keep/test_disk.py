@@ -77,7 +77,7 @@ def test_jobs_run_in_order_in_whichever_thread(disk, written):
             disk.do(partial(look, list(range(number + 1))))
     wait_for_jobs(disk)
     assert len(seen) == 20
-    assert all(there == expected for expected, there in seen)
+    assert all(thread == expected for expected, thread in seen)
 
 
 def test_waiting_lines_are_bounded_in_bytes_and_dropped_ones_are_counted(files, written):
@@ -156,7 +156,7 @@ def test_written_lines_are_released(disk):
 
 
 def test_abandoned_jobs_keep_nothing_alive(log_dir):
-    def one():
+    def abandoned():
         files = Files(log_dir, Clock(), {"run_id": "run"}, dict)
         disk = Disk(files, 2**20)
         disk.start()
@@ -169,7 +169,7 @@ def test_abandoned_jobs_keep_nothing_alive(log_dir):
         disk.write(scope_of(1), lines_of(1), 1)
         return weakref.ref(files)
 
-    gone = one()
+    gone = abandoned()
     gc.collect()
     assert gone() is None
 
@@ -189,7 +189,7 @@ def test_jobs_that_never_run_keep_nothing_alive(log_dir):
 def test_a_replaced_recorder_is_released(log_dir):
     def has_one_recorder():
         gc.collect()
-        return sum(type(one) is Files for one in gc.get_objects()) == 1
+        return sum(type(thing) is Files for thing in gc.get_objects()) == 1
 
     gc.collect()
     gc.freeze()  # what earlier tests left is not visited

@@ -11,7 +11,7 @@ import hanging_open
 import pytest
 import small_disks
 from awaited import wait_for
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 import sglang_instrument
 from sglang_instrument import bind, event, flush, span, step
@@ -71,7 +71,7 @@ def test_each_step_of_each_worker_has_its_file_with_a_beginning_and_an_end(insta
         if path != "step_0/worker_0.jsonl":  # without a bound step
             (closed,) = [record for record in records if record["event"] == "step_closed"]
             assert closed["extra"] == {"written": 4, "dropped": 0, "sampled_out": 0}
-    assert all(record["validate"] for record in own(files["validate_2/worker_0.jsonl"]))
+    assert all(record["validate"] for record in recorded_events(files["validate_2/worker_0.jsonl"]))
     assert noticed() == [notice for notice in noticed() if "without a bound step" in notice]
 
 
@@ -81,7 +81,7 @@ def test_a_missing_log_folder_is_made_when_the_first_record_is_written(install, 
     assert not log_dir.exists()
     rollout([1])
     sglang_instrument.uninstall()
-    assert len(own(read_records(folder)["step_1/worker_0.jsonl"])) == 4
+    assert len(recorded_events(read_records(folder)["step_1/worker_0.jsonl"])) == 4
 
 
 def test_a_log_folder_that_is_a_file_costs_the_records_and_one_notice(install, log_dir):
@@ -114,7 +114,7 @@ def test_a_disk_that_becomes_writable_again_gets_what_comes_from_then_on(small_d
     rollout([1])
     sglang_instrument.uninstall()
     records = read_records(folder)["step_1/worker_0.jsonl"]
-    assert len(own(records)) == 4
+    assert len(recorded_events(records)) == 4
     (closed,) = [record for record in records if record["event"] == "step_closed"]
     assert closed["extra"]["dropped"] == 4
 
@@ -256,7 +256,7 @@ def test_files_of_overlapping_steps_are_never_more_than_16_and_late_records_reop
     sglang_instrument.uninstall()
     assert _open_logs(folder) == []
     for records in read_records(folder).values():
-        assert [record["event"] for record in own(records)] == ["early", "late"]
+        assert [record["event"] for record in recorded_events(records)] == ["early", "late"]
 
 
 def test_the_file_of_an_ended_step_is_closed_when_two_newer_ones_were_seen(install):
@@ -295,9 +295,12 @@ def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_on
     assert [said["written"] for said in counts] == sorted(said["written"] for said in counts)
     # Of the 16 requests that are not drawn, those slower than all before are kept: all of them once in 16!.
     assert 0 < counts[-1]["sampled_out"] < 80
-    assert counts[-1]["written"] == len(own(records))
+    assert counts[-1]["written"] == len(recorded_events(records))
     run = open_run(folder, cached=False)
-    assert (run.health.records, run.health.sampled_out) == (len(own(records)), counts[-1]["sampled_out"])
+    assert (run.health.records, run.health.sampled_out) == (
+        len(recorded_events(records)),
+        counts[-1]["sampled_out"],
+    )
     assert run.health.unclosed == []
     assert run.steps == [1]
 
@@ -339,15 +342,15 @@ def test_the_self_description_of_the_process_is_in_its_own_file(install):
 
 
 def _open_logs(folder):
-    found = []
+    logs = []
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = link.readlink()
         except OSError:  # the descriptor that lists the folder
             continue
         if target.suffix == ".jsonl" and folder in target.parents:
-            found.append(target)
-    return sorted(found)
+            logs.append(target)
+    return sorted(logs)
 
 
 def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_path, records_below):
@@ -357,7 +360,7 @@ def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_p
     assert flush(600)
     path = folder / "step_1/worker_0.jsonl"
     descriptors = Path("/proc/self/fd")
-    [ours] = [int(one.name) for one in descriptors.iterdir() if one.exists() and one.samefile(path)]
+    [ours] = [int(link.name) for link in descriptors.iterdir() if link.exists() and link.samefile(path)]
     os.close(ours)
     theirs = os.open(tmp_path / "checkpoint", os.O_WRONLY | os.O_CREAT)
     if theirs != ours:  # another thread got the number first: take it over

@@ -134,7 +134,9 @@ def test_while_the_disk_hangs_one_record_of_open_requests_waits_for_it(train):
     written = [json.loads(line) for line in files["run/step_1/worker_0.jsonl"]]
     hung, answered = map(float, said[:2])
     times = [
-        datetime.fromisoformat(one["timestamp"]).timestamp() for one in written if one["event"] == "open_now"
+        datetime.fromisoformat(record["timestamp"]).timestamp()
+        for record in written
+        if record["event"] == "open_now"
     ]
     assert sum(hung < time < answered for time in times) <= 1, (times, hung, answered)
     assert "dropped" not in complaints

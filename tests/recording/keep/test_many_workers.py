@@ -35,10 +35,10 @@ def test_a_process_of_200_workers_writes_all_their_steps_and_describes_each_work
         reopened = [name for name in events_of(records) if name != "log_opened"]  # 16 files are open at once
         assert reopened == ["total_step_duration", "step_closed"] or reopened[2:] == ["log_closed"]
     described = [json.loads(path.read_text()) for path in (script.folder / "processes").glob("*.json")]
-    assert sorted(one["rank"] for one in described) == list(range(200))
-    for one in described:
-        assert one["log_closed"]
-        assert one["workers"] == [f"worker_{rank}" for rank in range(200)]
+    assert sorted(process["rank"] for process in described) == list(range(200))
+    for process in described:
+        assert process["log_closed"]
+        assert process["workers"] == [f"worker_{rank}" for rank in range(200)]
 
 
 def test_a_worker_that_is_bound_inside_a_step_has_its_end_of_the_step(install, records_below):

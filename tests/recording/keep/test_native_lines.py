@@ -92,20 +92,20 @@ def encoded(described, contexts, compiled):
     ]
     tasks = [Task(number, spawned_by) for number, spawned_by in ((7, 3), (8, None), (9, 0))]
     made = []
-    for one in described:
+    for description in described:
         span = Span(
-            one["event"],
-            one["extra"],
-            phase=one["phase"],
-            waited=one["waited"],
-            context=known[one["context"]],
+            description["event"],
+            description["extra"],
+            phase=description["phase"],
+            waited=description["waited"],
+            context=known[description["context"]],
             thread=1,
-            start=one["start"],
-            end=0 if one["duration"] is None else one["start"] + one["duration"],
-            error=one["error"],
-            task=None if one["task"] < 0 else tasks[one["task"]],
+            start=description["start"],
+            end=0 if description["duration"] is None else description["start"] + description["duration"],
+            error=description["error"],
+            task=None if description["task"] < 0 else tasks[description["task"]],
         )
-        span.device_sec = one["device_sec"]
+        span.device_sec = description["device_sec"]
         made.append(span)
     written = {}
     for scope, lines, changed, records in LineEncoder(CLOCK, compiled=compiled).encode_all(made):
@@ -154,7 +154,7 @@ CONTEXTS = [(0, {"request_id": "r0", "turn": 1}), (1, {"request_id": 'a"b\\'}), 
 
 def both(*described):
     """Return the lines of both encoders for usual spans with the given changes."""
-    made = [USUAL | one for one in described]
+    made = [USUAL | change for change in described]
     return [encoded(made, CONTEXTS, compiled) for compiled in (False, True)]
 
 
@@ -252,13 +252,13 @@ def test_a_chunk_releases_the_spans_that_it_encoded_and_no_other(compiled):
 
 def test_a_chunk_of_long_records_ends_early():
     spans = spans_of(500, lambda number: {"text": "x" * 16_000, "more": "y" * 16_000, "n": number})
-    encoder, end, ends, kept = LineEncoder(CLOCK), 0, [], []
+    encoder, end, ends, pieces_so_far = LineEncoder(CLOCK), 0, [], []
     while end < len(spans):
         end, pieces = encoder.encode_chunk(spans, end)
         ends.append(end)
-        kept += pieces  # a returned chunk stays unchanged while later ones are made
+        pieces_so_far += pieces  # a returned chunk stays unchanged while later ones are made
     assert max(after - before for before, after in zip([0, *ends], ends, strict=False)) < 10
-    written = b"".join(bytes(lines) for _, lines, _, _ in kept)
+    written = b"".join(bytes(lines) for _, lines, _, _ in pieces_so_far)
     assert [json.loads(line)["extra"]["n"] for line in written.splitlines()] == list(range(500))
 
 

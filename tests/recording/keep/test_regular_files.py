@@ -51,7 +51,7 @@ def test_a_step_whose_file_is_not_regular_is_dropped_and_counted_and_the_next_is
     assert flush(600)
     counts = sglang_instrument.status()["records"]
     assert (counts["recorded"], counts["dropped"], counts["waiting"]) == (10_000, 5_000, 0)
-    (said,) = [one["notice"] for one in notices.noticed()]
+    (said,) = [noticed["notice"] for noticed in notices.noticed()]
     assert "not a regular file" in said
     assert "records of step_1 cannot be written" in said
     sglang_instrument.uninstall()

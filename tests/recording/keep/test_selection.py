@@ -42,7 +42,7 @@ def ids(spans):
 
 
 @pytest.mark.parametrize(
-    ("detail", "kept"),
+    ("detail", "events"),
     [
         ("step", ["barrier"]),
         ("request", ["barrier", "reward_calculation", "async_rollout_request_complete", "mine"]),
@@ -73,7 +73,7 @@ def ids(spans):
         ),
     ],
 )
-def test_detail_keeps_records_up_to_its_level(install, records_below, detail, kept):
+def test_detail_keeps_records_up_to_its_level(install, records_below, detail, events):
     folder = install(detail=detail)
     with step(1):
         with bind(request_id="a"):
@@ -90,8 +90,8 @@ def test_detail_keeps_records_up_to_its_level(install, records_below, detail, ke
     flush(600)
     written = records_below(folder)["step_1/worker_0.jsonl"]
     seen = [record["event"] for record in written if record["event"] not in CONTROL_EVENTS]
-    assert sorted(seen) == sorted(kept)
-    assert written[-1]["extra"] == {"written": len(kept), "dropped": 0, "sampled_out": 0}
+    assert sorted(seen) == sorted(events)
+    assert written[-1]["extra"] == {"written": len(events), "dropped": 0, "sampled_out": 0}
 
 
 def test_no_selection_is_made_if_everything_is_kept():
@@ -190,20 +190,20 @@ def test_a_step_that_is_bound_again_is_sampled_again(scope):
 
 def test_what_is_held_for_requests_that_never_end_is_bounded(scope):
     none = sampling(0)
-    kept = 0
+    written = 0
     for number in range(3 * selection.MOST_HELD):
-        kept += len(none.keep([record(number % 100, scope=scope)]))
-    assert kept >= 2 * selection.MOST_HELD
-    assert kept + len(none.end()) == 3 * selection.MOST_HELD
+        written += len(none.keep([record(number % 100, scope=scope)]))
+    assert written >= 2 * selection.MOST_HELD
+    assert written + len(none.end()) == 3 * selection.MOST_HELD
 
 
 def test_what_is_held_of_a_step_that_never_ends_is_decided_on_as_it_goes(scope):
     none = sampling(0)
-    kept = []
+    written = []
     for number in range(selection.MOST_HELD + 1):
-        kept += none.keep([request(number, 1 + number % 100, scope=scope)])
-    assert 0.04 < len(kept) / selection.MOST_HELD < 0.07
-    assert len(kept) + scope.sampled_out == selection.MOST_HELD + 1
+        written += none.keep([request(number, 1 + number % 100, scope=scope)])
+    assert 0.04 < len(written) / selection.MOST_HELD < 0.07
+    assert len(written) + scope.sampled_out == selection.MOST_HELD + 1
 
 
 @given(
@@ -214,17 +214,17 @@ def test_what_is_held_of_a_step_that_never_ends_is_decided_on_as_it_goes(scope):
 )
 def test_a_request_is_kept_as_a_whole_or_left_out_as_a_whole_and_counted(work, durations, share, chunk):
     scope = Scope("worker", 0, 1, False, open=1)
-    spans = [record(number, event, scope=scope, start=at) for at, (number, event) in enumerate(work)]
+    spans = [record(number, event, scope=scope, start=start) for start, (number, event) in enumerate(work)]
     spans += [request(number, seconds, scope=scope) for number, seconds in enumerate(durations)]
     chosen = sampling(share)
-    kept = []
+    written = []
     for start in range(0, len(spans), chunk):
-        kept += chosen.keep(spans[start : start + chunk])
-    kept += chosen.end_step(scope)
-    assert set(ids(kept)) >= {number for number in range(21) if is_drawn(number, share)}
+        written += chosen.keep(spans[start : start + chunk])
+    written += chosen.end_step(scope)
+    assert set(ids(written)) >= {number for number in range(21) if is_drawn(number, share)}
     for number in range(21):
-        assert ids(kept).count(number) in (0, ids(spans).count(number))
-    assert len({id(span) for span in kept}) == len(kept) == len(spans) - scope.sampled_out
+        assert ids(written).count(number) in (0, ids(spans).count(number))
+    assert len({id(span) for span in written}) == len(written) == len(spans) - scope.sampled_out
 
 
 def test_a_step_says_how_many_of_its_records_were_left_out(install, records_below):

@@ -85,11 +85,11 @@ def test_what_is_set_on_an_asyncio_task_goes_with_it_even_if_it_leads_back(seen)
             task.children = [asyncio.create_task(child()) for _ in range(2)]
             task.itself = task
             await asyncio.gather(*task.children)
-            gone.extend(weakref.ref(one) for one in (task, *task.children))
+            gone.extend(weakref.ref(task_of_all) for task_of_all in (task, *task.children))
 
     asyncio.run(parent())
     gc.collect()
-    assert [one() for one in gone] == [None] * 3
+    assert [reference() for reference in gone] == [None] * 3
     assert len({record["task"] for record in seen}) == 3
 
 

@@ -39,7 +39,7 @@ print(json.dumps([native.ON, native.REASON, kept]))
 """
 
 
-def told(package_parent, **environment):
+def answer_of(package_parent, **environment):
     """Import the package from a folder in a process; return whether it is compiled, why not, its records."""
     done = subprocess.run(
         [sys.executable, "-c", SEEN],
@@ -83,7 +83,7 @@ def compiled():
 @pytest.fixture(scope="module")
 def pure(compiled):
     """What a process without compiled parts tells."""
-    return told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")
+    return answer_of(ROOT, SGLANG_INSTRUMENT_NATIVE="0")
 
 
 @pytest.mark.skipif(not is_built(), reason=NOT_BUILT)
@@ -93,7 +93,7 @@ def test_what_was_built_is_used_unless_it_is_asked_not_to():
 
 
 def test_pure_and_compiled_processes_record_the_same(pure):
-    with_it = told(ROOT)
+    with_it = answer_of(ROOT)
     assert (with_it[:2], pure[:2]) == ([True, None], [False, "SGLANG_INSTRUMENT_NATIVE=0"])
     assert with_it[2] == pure[2]
     assert [record["event"] for record in pure[2]] == ["parse", "turn", "after"]
@@ -101,21 +101,21 @@ def test_pure_and_compiled_processes_record_the_same(pure):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_one_part_with_what_it_needs_records_the_same(pure, part):
-    on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE=part)
+    on, reason, records = answer_of(ROOT, SGLANG_INSTRUMENT_NATIVE=part)
     assert on
     assert reason == f"SGLANG_INSTRUMENT_NATIVE={part}"
     assert records == pure[2]
 
 
 def test_an_unknown_part_is_reported_and_everything_is_pure():
-    on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE="spans,spam")
+    on, reason, records = answer_of(ROOT, SGLANG_INSTRUMENT_NATIVE="spans,spam")
     assert not on
     assert "no part 'spam', there are values, tasks" in reason
     assert records
 
 
 def test_parts_need_parts():
-    assert {one for needed in NEEDS.values() for one in needed} <= PARTS.keys()
+    assert {part for needed in NEEDS.values() for part in needed} <= PARTS.keys()
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -149,8 +149,8 @@ def pure_names(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.append(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            stored = (one for one in ast.walk(node) if isinstance(one, ast.Name))
-            names += [one.id for one in stored if isinstance(one.ctx, ast.Store)]
+            stored = (node_inside for node_inside in ast.walk(node) if isinstance(node_inside, ast.Name))
+            names += [name.id for name in stored if isinstance(name.ctx, ast.Store)]
     return names
 
 
@@ -178,16 +178,16 @@ def compiled_names(part):
         return re.sub(r'^include "(.*)"$', lambda line: expanded(line[1]), source, flags=re.MULTILINE)
 
     source = expanded(PARTS[part].replace(".", "/") + ".pyx")
-    found = re.findall(
+    definitions = re.findall(
         r"^(?:(?:def|cdef class|cpdef \w+) (?=\w+[(:])(\w+)|(\w+(?:, \w+)*) = )", source, re.MULTILINE
     )
-    return [name for defined, assigned in found for name in (defined or assigned).split(", ")]
+    return [name for defined, assigned in definitions for name in (defined or assigned).split(", ")]
 
 
 def test_parts_of_another_state_of_the_sources_are_refused(compiled, copied):
     source = copied / "sglang_instrument/recording/measure/_spans.pyx"
     source.write_text(source.read_text() + "\n# changed\n")
-    on, reason, records = told(copied)
+    on, reason, records = answer_of(copied)
     assert not on
     assert "spans was built from other sources" in reason
     assert records
@@ -196,7 +196,7 @@ def test_parts_of_another_state_of_the_sources_are_refused(compiled, copied):
 def test_one_missing_part_turns_all_of_them_off(compiled, copied):
     for file in built(copied, "region_spans"):
         file.unlink()
-    on, reason, records = told(copied)
+    on, reason, records = answer_of(copied)
     assert not on
     assert "patching.probes._region_spans was not built for this Python" in reason
     assert records
@@ -205,7 +205,7 @@ def test_one_missing_part_turns_all_of_them_off(compiled, copied):
 def test_a_broken_file_is_no_reason_to_fail(compiled, copied):
     for file in built(copied, "spans"):
         file.write_bytes(b"not a library")
-    on, reason, records = told(copied)
+    on, reason, records = answer_of(copied)
     assert not on
     assert reason.startswith("ImportError")
     assert records

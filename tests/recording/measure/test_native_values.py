@@ -121,8 +121,8 @@ def pure():
 @settings(max_examples=200)
 @given(made)
 def test_a_value_is_reduced_to_the_same(pure, make):
-    assert same(*(without_addresses(one.reduce({"x": make(), "y": 1})) for one in (values, pure)))
-    assert same(*(without_addresses(one.reduce_value(make())) for one in (values, pure)))
+    assert same(*(without_addresses(module.reduce({"x": make(), "y": 1})) for module in (values, pure)))
+    assert same(*(without_addresses(module.reduce_value(make())) for module in (values, pure)))
 
 
 def test_fields_that_are_loggable_are_kept_and_not_copied():

@@ -28,15 +28,17 @@ def test_open_spans_are_those_entered_and_not_left(steps):
             span, blocks = entered[number % len(entered)]
             span.__exit__(None, None, None)
             left = blocks.pop()
-            expected = [one for one in expected if one is not left]
-            entered = [one for one in entered if one[1]]
+            expected = [open_span for open_span in expected if open_span is not left]
+            entered = [pair for pair in entered if pair[1]]
         elif what == "clear":  # as in a forked child, which may still leave spans that its parent entered
             OPEN.clear()
             expected = []
         assert len(OPEN) == len(expected)
         assert bool(OPEN) is bool(expected)
         assert ids(OPEN.values()) == ids(expected)
-        assert {key: span.event for key, span in OPEN.items()} == {id(one): one.event for one in expected}
+        assert {key: span.event for key, span in OPEN.items()} == {
+            id(open_span): open_span.event for open_span in expected
+        }
     OPEN.clear()
     for span, blocks in entered:
         for _ in blocks:

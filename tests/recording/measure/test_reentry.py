@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 import sglang_instrument
 from sglang_instrument import span, step
@@ -28,7 +28,7 @@ def recorded(install, event):
         assert not AGAIN
         assert not OPEN
         sglang_instrument.uninstall()
-        records = [record for file in read_records(folder).values() for record in own(file)]
+        records = [record for file in read_records(folder).values() for record in recorded_events(file)]
         return [record for record in records if record["event"] == event]
 
     return end

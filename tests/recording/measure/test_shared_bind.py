@@ -75,8 +75,8 @@ def test_tasks_that_interleave_in_one_bind_are_kept_apart():
 
     with records() as seen:
         asyncio.run(main())
-    assert [one["step"] for one in seen.of("inside")] == [7, 7, 7]
-    assert [one.get("extra") for one in seen.of("outside")] == [None] * 3
+    assert [record["step"] for record in seen.of("inside")] == [7, 7, 7]
+    assert [record.get("extra") for record in seen.of("outside")] == [None] * 3
     assert open_scopes() == []
 
 

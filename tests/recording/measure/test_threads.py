@@ -7,7 +7,7 @@ import threading
 import types
 
 import pytest
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 import sglang_instrument
 from sglang_instrument import bind, span, step
@@ -43,7 +43,7 @@ def test_threads_record_while_another_installs_and_uninstalls(run_script):
     script = run_script(SWITCHED)
     assert "Exception in thread" not in script.stderr
     for records in script.records.values():
-        events = [record for record in own(records) if record["event"] == "total_step_duration"]
+        events = [record for record in recorded_events(records) if record["event"] == "total_step_duration"]
         indices = [record["extra"]["index"] for record in events]
         assert len(indices) == len(set(indices))
 
@@ -93,7 +93,7 @@ def test_a_signal_handler_that_records_while_the_threads_are_started_waits_for_n
         """,
         SGLANG_INSTRUMENT_DURABILITY=durability,
     )
-    events = [record["event"] for record in own(script.records["step_1/worker_0.jsonl"])]
+    events = [record["event"] for record in recorded_events(script.records["step_1/worker_0.jsonl"])]
     assert sorted(set(events)) == ["first", "handler", "second"]
     assert (events.count("first"), events.count("second")) == (1, 1)
 
@@ -235,7 +235,7 @@ def test_four_threads_lose_and_double_nothing(install):
     assert sglang_instrument.status()["records"]["dropped"] == 0
     sglang_instrument.uninstall()
     written = {
-        path: [record["extra"]["index"] for record in own(records)]
+        path: [record["extra"]["index"] for record in recorded_events(records)]
         for path, records in read_records(folder).items()
     }
     assert written == {f"step_1/worker_{number}.jsonl": list(range(15_000)) for number in range(4)}
@@ -265,7 +265,7 @@ def test_event_loops_in_several_threads_keep_their_tasks_apart(install):
     tasks = set()
     for records in read_records(folder).values():
         spans_of_task = {}
-        for record in own(records):
+        for record in recorded_events(records):
             if record["event"] in ("async_rollout_request_complete", "tool_execution"):
                 spans_of_task.setdefault(record["task"], []).append(record)
         assert len(spans_of_task) == 5

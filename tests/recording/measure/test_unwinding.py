@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 import sglang_instrument
 from sglang_instrument import bind, event, span, step
@@ -22,7 +22,7 @@ def test_an_exception_passes_a_span_unchanged_and_is_named(install, kind, name):
     assert seen.value is raised
     assert seen.value.__context__ is None
     sglang_instrument.uninstall()
-    (record,) = own(read_records(folder)["step_1/worker_0.jsonl"])
+    (record,) = recorded_events(read_records(folder)["step_1/worker_0.jsonl"])
     assert record["error"] == kind.__name__
     assert "the prompt" not in str(record)
     assert not OPEN
@@ -46,7 +46,7 @@ def test_a_cancelled_request_says_so_and_stays_cancelled(install):
 
     asyncio.run(rollout())
     sglang_instrument.uninstall()
-    records = own(read_records(folder)["step_1/worker_0.jsonl"])
+    records = recorded_events(read_records(folder)["step_1/worker_0.jsonl"])
     assert [record["error"] for record in records if "error" in record] == ["CancelledError"]
 
 
@@ -67,7 +67,7 @@ def test_a_generator_that_is_closed_or_collected_inside_a_span_ends_it(install):
         del collected
         assert list(items()) == [1, 2]
     sglang_instrument.uninstall()
-    records = own(read_records(folder)["step_1/worker_0.jsonl"])
+    records = recorded_events(read_records(folder)["step_1/worker_0.jsonl"])
     assert [record.get("error") for record in records] == ["GeneratorExit", "GeneratorExit", None]
 
 
@@ -86,7 +86,7 @@ def test_an_asynchronous_generator_that_is_closed_inside_a_span_ends_it(install)
 
     asyncio.run(rollout())
     sglang_instrument.uninstall()
-    records = own(read_records(folder)["step_1/worker_0.jsonl"])
+    records = recorded_events(read_records(folder)["step_1/worker_0.jsonl"])
     assert [record["error"] for record in records if record["event"] == "tool_execution"] == ["GeneratorExit"]
 
 

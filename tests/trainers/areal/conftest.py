@@ -38,7 +38,7 @@ class Outcome:
     def of(self, event, file=None):
         """Return the records of an event, in all files or in one."""
         files = self.logs.values() if file is None else [self.logs[file]]
-        return [one for records in files for one in records if one["event"] == event]
+        return [record for records in files for record in records if record["event"] == event]
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def outcome(tmp_path_factory):
 
 def _records(path):
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [one for one in records if one["event"] not in CONTROL_EVENTS]
+    return [record for record in records if record["event"] not in CONTROL_EVENTS]
 
 
 class _server:  # noqa: N801 - used like a function
@@ -113,9 +113,9 @@ def _run(command, folder):
 
 
 def _environment(*paths):
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     return {
-        **kept,
+        **inherited,
         "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *paths])),
         "PYTHONWARNINGS": "ignore",
         "TOKENIZERS_PARALLELISM": "false",

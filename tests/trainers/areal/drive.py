@@ -67,7 +67,7 @@ class Rollouts:
         keywords["reward_fn"] = __import__("user_code").failing_reward
         engine.submit(asked[0], "user_code.ToolWorkflow", keywords, task_id=779)
         out["failed"] = [engine.wait_for_task(779, timeout=300)]
-        loader = StatefulDataLoader([ask(*one) for one in QUESTIONS], batch_size=2, collate_fn=list)
+        loader = StatefulDataLoader([ask(*question) for question in QUESTIONS], batch_size=2, collate_fn=list)
         for version in (4, 5):
             engine.set_version(version)
             got = engine.prepare_batch(loader, workflow=single, group_size=2)
@@ -114,7 +114,7 @@ class Rollouts:
         while time.monotonic() < deadline:
             with urlopen(f"http://127.0.0.1:{PORT}/v1/loads?include=core", timeout=60) as answer:
                 loads = json.load(answer)["loads"]
-            if any(one["num_running_reqs"] for one in loads):
+            if any(load["num_running_reqs"] for load in loads):
                 return
         raise SystemExit("the request never reached the server")
 
@@ -143,8 +143,9 @@ def looks():
         assert pickle.loads(pickle.dumps(function)) is function
         assert cloudpickle.loads(cloudpickle.dumps(function)) is function
     return [
-        [str(inspect.signature(one)), inspect.iscoroutinefunction(one), one.__qualname__] for one in functions
-    ], [inspect.unwrap(one).__code__ for one in functions]
+        [str(inspect.signature(function)), inspect.iscoroutinefunction(function), function.__qualname__]
+        for function in functions
+    ], [inspect.unwrap(function).__code__ for function in functions]
 
 
 def main():

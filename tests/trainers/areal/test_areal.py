@@ -22,10 +22,10 @@ def test_kind_signature_and_pickling_of_what_we_change_stay_and_the_code_comes_b
 
 
 def test_every_region_of_the_rollout_and_the_engine_is_found(outcome):
-    ours = [one for one in outcome.seen["patches"] if one["table"] in ("areal/rollout", "areal/engine")]
+    ours = [patch for patch in outcome.seen["patches"] if patch["table"] in ("areal/rollout", "areal/engine")]
     assert {"areal/rollout", "areal/engine", "areal/trainer"} <= {*shipped_tables()}
     assert len(ours) >= 27
-    assert {one["state"] for one in ours} == {"found"}
+    assert {patch["state"] for patch in ours} == {"found"}
 
 
 def test_a_request_is_in_the_step_whose_weights_it_began_with(outcome):
@@ -37,7 +37,7 @@ def test_a_request_is_in_the_step_whose_weights_it_began_with(outcome):
     assert counts["step_4/worker_0.jsonl"] + counts["step_5/worker_0.jsonl"] >= 2 * 2 * 2
     assert "step_9/worker_0.jsonl" not in counts
     for file, records in requests.items():
-        assert {one["step"] for one in records} == {int(re.findall(r"\d+", file)[0])}
+        assert {record["step"] for record in records} == {int(re.findall(r"\d+", file)[0])}
 
 
 def test_every_reply_is_a_turn_of_its_request(outcome):
@@ -49,60 +49,68 @@ def test_every_reply_is_a_turn_of_its_request(outcome):
             if "error" not in request:
                 extra = request["extra"]
                 assert turns[extra["request_id"]] == [*range(extra["turns"])]
-    [multi] = [one for one in outcome.of(REQUEST) if one["extra"].get("workflow") == "MultiTurnWorkflow"]
+    [multi] = [
+        request for request in outcome.of(REQUEST) if request["extra"].get("workflow") == "MultiTurnWorkflow"
+    ]
     assert multi["extra"]["turns"] == 2
-    assert [one["extra"]["turn"] for one in outcome.of("turn_end")] == [0, 1]
+    assert [turn["extra"]["turn"] for turn in outcome.of("turn_end")] == [0, 1]
 
 
 def test_a_users_workflow_its_tool_and_its_reward_are_measured_by_path(outcome):
-    mine = [one for one in outcome.of(REQUEST) if one["extra"].get("workflow") == "ToolWorkflow"]
-    assert [one.get("error") for one in mine] == [None, None, "ValueError"]
+    mine = [request for request in outcome.of(REQUEST) if request["extra"].get("workflow") == "ToolWorkflow"]
+    assert [request.get("error") for request in mine] == [None, None, "ValueError"]
     for request in mine:
-        own = [
-            one
-            for one in outcome.of("tool_execution")
-            if one["extra"]["request_id"] == request["extra"]["request_id"]
+        tools = [
+            tool
+            for tool in outcome.of("tool_execution")
+            if tool["extra"]["request_id"] == request["extra"]["request_id"]
         ]
-        assert [one["extra"]["turn"] for one in own if "turn" in one["extra"]] == []
-        assert len(own) == 2
+        assert [tool["extra"]["turn"] for tool in tools if "turn" in tool["extra"]] == []
+        assert len(tools) == 2
     rewards = [
-        one for one in outcome.of("reward_calculation") if one["extra"]["function"] == "failing_reward"
+        reward
+        for reward in outcome.of("reward_calculation")
+        if reward["extra"]["function"] == "failing_reward"
     ]
-    assert [one["error"] for one in rewards] == ["ValueError"]
+    assert [reward["error"] for reward in rewards] == ["ValueError"]
 
 
 def test_the_requests_of_a_group_lie_in_it_and_each_has_a_name_and_a_reward(outcome):
     groups = outcome.of("request_group")
-    assert {one["extra"]["group_size"] for one in groups} == {2}
+    assert {group["extra"]["group_size"] for group in groups} == {2}
     members = [
-        one for one in outcome.of(REQUEST) if "task_id" not in one["extra"] and "workflow" in one["extra"]
+        request
+        for request in outcome.of(REQUEST)
+        if "task_id" not in request["extra"] and "workflow" in request["extra"]
     ]
-    assert len({one["extra"]["request_id"] for one in members}) == len(members) == 2 * len(groups)
-    assert all(one["extra"]["reward"] in (0.0, 1.0) for one in members if "error" not in one)
-    assert {one["extra"]["workflow"] for one in members} <= WORKFLOWS
+    assert len({member["extra"]["request_id"] for member in members}) == len(members) == 2 * len(groups)
+    assert all(member["extra"]["reward"] in (0.0, 1.0) for member in members if "error" not in member)
+    assert {member["extra"]["workflow"] for member in members} <= WORKFLOWS
 
 
 def test_a_reply_that_new_weights_cut_off_is_two_calls_and_a_wait(outcome):
     ours = [
-        one for one in outcome.of("turn_engine_call") if one["extra"].get("request_id") == outcome.seen["cut"]
+        call
+        for call in outcome.of("turn_engine_call")
+        if call["extra"].get("request_id") == outcome.seen["cut"]
     ]
     [reply] = ours
     assert reply["step"] == 6
     assert (reply["extra"]["first_weight_version"], reply["extra"]["weight_version"]) == (6, 9)
     assert reply["extra"]["calls"] >= 2
     calls = [
-        one["extra"]
-        for one in outcome.of("engine_async_generate_actual")
-        if one["extra"].get("request_id") == outcome.seen["cut"]
+        call["extra"]
+        for call in outcome.of("engine_async_generate_actual")
+        if call["extra"].get("request_id") == outcome.seen["cut"]
     ]
-    assert "abort" in {one["finish_reason"] for one in calls}
-    assert len({one["rid"] for one in calls}) == len(calls)
+    assert "abort" in {call["finish_reason"] for call in calls}
+    assert len({call["rid"] for call in calls}) == len(calls)
 
 
 def test_engine_control_and_weights_are_logged_beside_the_steps(outcome):
     for event in ("weights_version", "generation_pause", "generation_continue", "weights_update"):
         assert outcome.of(event), event
-        assert {one.get("step") for one in outcome.of(event)} == {None}, event
+        assert {record.get("step") for record in outcome.of(event)} == {None}, event
     [update] = outcome.of("weights_update")
     assert update["extra"]["how"] == "disk"
 

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import ENVIRONMENTS, HERE, _run
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.schema import kind_of
@@ -18,13 +18,13 @@ def folder(tmp_path_factory):
 
 
 def test_set_up_use_and_tear_down_lie_in_the_request(folder):
-    records = own(read_records(folder)["step_3/worker_0.jsonl"])
-    found = {one["event"]: one for one in records}
-    assert set(found) >= {"environment_setup", "tool_call", "environment_teardown", "request"}
+    records = recorded_events(read_records(folder)["step_3/worker_0.jsonl"])
+    by_event = {record["event"]: record for record in records}
+    assert set(by_event) >= {"environment_setup", "tool_call", "environment_teardown", "request"}
     for event in ("environment_setup", "tool_call", "environment_teardown"):
-        assert found[event]["extra"]["request_id"] == "a"
-    assert found["tool_call"]["extra"]["exit_code"] == 0
-    assert found["environment_setup"]["duration_sec"] > 0.04
+        assert by_event[event]["extra"]["request_id"] == "a"
+    assert by_event["tool_call"]["extra"]["exit_code"] == 0
+    assert by_event["environment_setup"]["duration_sec"] > 0.04
     assert kind_of("environment_setup").phase == kind_of("environment_teardown").phase == "environment"
 
 

@@ -32,5 +32,5 @@ def test_the_numbers_go_along_with_the_commit_of_their_step(tmp_path):
         [2, {"loss": 0.5}],
         [3, {"loss": 0.25}],
     ]
-    late = [one for one in answer["scalars"] if one[0].startswith("rollout/")]
+    late = [scalar for scalar in answer["scalars"] if scalar[0].startswith("rollout/")]
     assert late == [["rollout/step_sec", 1.5, 1], ["rollout/step_sec", 0.25, 0]]

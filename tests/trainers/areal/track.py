@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import sglang_instrument
 
-kept = {"wandb": [], "swanlab": [], "trackio": []}
+calls_by_tracker = {"wandb": [], "swanlab": [], "trackio": []}
 
 
 class SummaryWriter:
@@ -29,7 +29,7 @@ def module_of(name, **members):
 
 
 def write_trackers():
-    for name, calls in kept.items():
+    for name, calls in calls_by_tracker.items():
         module_of(name, log=lambda item, step, calls=calls: calls.append([step, item]))
     module_of("tensorboardX", SummaryWriter=SummaryWriter)
     module_of("tabulate", tabulate=lambda *rows, **options: "")  # AReaL prints a table of what it commits
@@ -52,11 +52,11 @@ def main(folder):
     known[0] = {"rollout/step_sec": 0.25}  # its last request has ended in step 2
     logger.commit(0, 2, 2, [data, {"loss": 0.25}])
     states = {
-        one["event"]: one["state"]
-        for one in sglang_instrument.status()["patches"]
-        if one["table"] == "areal/tracker"
+        patch["event"]: patch["state"]
+        for patch in sglang_instrument.status()["patches"]
+        if patch["table"] == "areal/tracker"
     }
-    answer = {"data": data, "states": states, "scalars": logger.summary_writer.scalars, **kept}
+    answer = {"data": data, "states": states, "scalars": logger.summary_writer.scalars, **calls_by_tracker}
     Path(folder, "answer.json").write_text(json.dumps(answer))
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 from sglang_instrument.patching.places.source_archives import open_tree
 from sglang_instrument.patching.rewriting.check import check
@@ -29,14 +29,14 @@ class Rolled:
 
     def __init__(self, printed, folder):
         self.given = json.loads(printed.splitlines()[-1])
-        self.logs = {path: own(records) for path, records in read_records(folder).items()}
+        self.logs = {path: recorded_events(records) for path, records in read_records(folder).items()}
 
     def of(self, event, file=None):
         files = self.logs.values() if file is None else [self.logs[file]]
-        return [one for records in files for one in records if one["event"] == event]
+        return [record for records in files for record in records if record["event"] == event]
 
     def extras(self, event, file=None):
-        return [one.get("extra", {}) for one in self.of(event, file)]
+        return [record.get("extra", {}) for record in self.of(event, file)]
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,12 @@ def rolled(tmp_path_factory):
     @cache
     def run(*way):
         folder = tmp_path_factory.mktemp("miles_" + "_".join(way))
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(folder)}
         paths = os.pathsep.join([str(HERE), str(HERE / "stand_in")])
         done = subprocess.run(
             [sys.executable, "-W", "ignore", str(HERE / "drive_miles.py"), *way],
-            env={**kept, **ours, "PYTHONPATH": paths},
+            env={**inherited, **ours, "PYTHONPATH": paths},
             cwd=folder,
             capture_output=True,
             text=True,
@@ -129,19 +129,25 @@ def test_turns_of_the_multi_turn_function_hold_their_engine_calls_and_tools(roll
     run, file = rolled("tools"), "step_5/worker_0.jsonl"
     for request in run.extras(REQUEST, file):
         assert (request["turns"], request["reward"]) == (3, 0.5)
-        mine = [one for one in run.extras("turn_end", file) if one["request_id"] == request["request_id"]]
-        assert [one["turn"] for one in mine] == [0, 1, 2]
-        calls = [one for one in run.extras("tool_call", file) if one["request_id"] == request["request_id"]]
-        assert [(one["tool"], one["turn"]) for one in calls] == [("unknown", turn) for turn in (0, 1, 2)]
-    assert [one["tools"] for one in run.extras("tool_execution", file)] == [["calculator"]] * 12
+        mine = [
+            turn_fields
+            for turn_fields in run.extras("turn_end", file)
+            if turn_fields["request_id"] == request["request_id"]
+        ]
+        assert [turn_fields["turn"] for turn_fields in mine] == [0, 1, 2]
+        calls = [
+            call for call in run.extras("tool_call", file) if call["request_id"] == request["request_id"]
+        ]
+        assert [(call["tool"], call["turn"]) for call in calls] == [("unknown", turn) for turn in (0, 1, 2)]
+    assert [batch["tools"] for batch in run.extras("tool_execution", file)] == [["calculator"]] * 12
     for event in ("turn_tool_parsing", "tool_execution", "tool_response_processing", "turn_pre_process"):
         assert len(run.of(event, file)) == 12
 
 
 def test_an_agent_behind_a_session_server_is_one_loop_without_turns(rolled):
     run, file = rolled("agent"), "step_5/worker_0.jsonl"
-    assert {one["session"] for one in run.extras("agent_run", file)} == {"session-1"}
-    assert {one["samples"] for one in run.extras("samples_collect", file)} == {1}
+    assert {agent["session"] for agent in run.extras("agent_run", file)} == {"session-1"}
+    assert {collected["samples"] for collected in run.extras("samples_collect", file)} == {1}
     assert run.of("turn_engine_call", file) == []
 
 
@@ -150,7 +156,7 @@ def test_requests_of_a_loop_that_outlives_its_step_are_in_the_step_in_which_they
     later = run.of(REQUEST, "step_6/worker_0.jsonl")
     assert run.of(REQUEST, "step_5/worker_0.jsonl")
     assert later
-    assert {one["step"] for one in later} == {6}
+    assert {record["step"] for record in later} == {6}
     [collected] = run.extras("groups_collect", "step_6/worker_0.jsonl")
     assert (collected["groups"], len(collected["group_index"]), collected["weight_version"]) == (2, 2, 2)
     assert run.of("group_produce", "step_6/worker_0.jsonl")
@@ -160,8 +166,11 @@ def test_a_step_names_the_samples_that_it_hands_to_training(rolled):
     run = rolled("plain")
     [consumed] = run.extras("samples_consumed", "step_6/worker_0.jsonl")
     requests = run.extras(REQUEST, "step_6/worker_0.jsonl")
-    assert sorted(consumed["samples"]) == sorted(one["sample"] for one in requests)
-    assert (set(consumed["groups"]), consumed["weight_version"]) == ({one["group"] for one in requests}, 2)
+    assert sorted(consumed["samples"]) == sorted(request["sample"] for request in requests)
+    assert (set(consumed["groups"]), consumed["weight_version"]) == (
+        {request["group"] for request in requests},
+        2,
+    )
 
 
 def test_what_the_buffer_drops_is_named_with_the_reason(tmp_path):
@@ -187,13 +196,15 @@ with sglang_instrument.step(7):
     assert asyncio.run(main()) == 4
 sglang_instrument.flush()
 """
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(tmp_path)}
     paths = {"PYTHONPATH": str(HERE / "stand_in")}
-    subprocess.run([sys.executable, "-c", script], env={**kept, **ours, **paths}, check=True, timeout=300)
-    records = own(read_records(tmp_path / "run")["step_7/worker_0.jsonl"])
-    dropped = [one["extra"] for one in records if one["event"] == "samples_dropped"]
-    assert [(one["reason"], one["samples"]) for one in dropped] == [
+    subprocess.run(
+        [sys.executable, "-c", script], env={**inherited, **ours, **paths}, check=True, timeout=300
+    )
+    records = recorded_events(read_records(tmp_path / "run")["step_7/worker_0.jsonl"])
+    dropped = [record["extra"] for record in records if record["event"] == "samples_dropped"]
+    assert [(drop["reason"], drop["samples"]) for drop in dropped] == [
         ("aborted", [2]),
         ("filtered", [3]),
         ("stale", [1]),

@@ -13,11 +13,11 @@ async def session(task, number):
     perf_tracer.set_task_id(task)
     perf_tracer.register_task(task)
     tracer = perf_tracer.get_session_tracer()
-    own = tracer.register_session(task)
+    session_id = tracer.register_session(task)
     for phase, sec in (("generate", 0.02), ("toolcall", 0.01), ("generate", 0.03), ("reward", 0.01)):
-        perf_tracer.trace_session_event(f"mark_{phase}_start", session_id=own)
+        perf_tracer.trace_session_event(f"mark_{phase}_start", session_id=session_id)
         await asyncio.sleep(sec * (1 + number))
-        perf_tracer.trace_session_event(f"mark_{phase}_end", session_id=own)
+        perf_tracer.trace_session_event(f"mark_{phase}_end", session_id=session_id)
     perf_tracer.trace_session_event("mark_finalized", task_id=task, status="accepted")
 
 

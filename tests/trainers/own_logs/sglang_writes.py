@@ -12,16 +12,16 @@ async def main(folder):
     exporter = FileRequestMetricsExporter(SimpleNamespace(export_metrics_to_file_dir=folder), set(), set())
     for number in range(6):
         asked = GenerateReqInput(text='a "prompt"\n', sampling_params={"max_new_tokens": 8}, rid=f"r{number}")
-        told = {"id": asked.rid, "finish_reason": {"type": "length", "length": 8}, "prompt_tokens": 5}
-        told |= {
+        meta_info = {"id": asked.rid, "finish_reason": {"type": "length", "length": 8}, "prompt_tokens": 5}
+        meta_info |= {
             "weight_version": "default",
             "num_retractions": 0,
             "completion_tokens": 8,
             "cached_tokens": 1,
         }
-        told |= {"request_received_ts": 1.7e9 + number, "request_finished_ts": 1.7e9 + number + 0.5}
-        told |= {"e2e_latency": 0.5, "queue_time": 0.1, "dp_rank": None}
-        await exporter.write_record(asked, {"meta_info": told})
+        meta_info |= {"request_received_ts": 1.7e9 + number, "request_finished_ts": 1.7e9 + number + 0.5}
+        meta_info |= {"e2e_latency": 0.5, "queue_time": 0.1, "dp_rank": None}
+        await exporter.write_record(asked, {"meta_info": meta_info})
     exporter.close()
 
 

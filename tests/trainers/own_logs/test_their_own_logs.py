@@ -18,12 +18,12 @@ LIMIT_SEC = 600
 
 def write(python, script, *arguments, folder, **environment):
     """Run a script that writes a log."""
-    kept = {
+    inherited = {
         name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ
     }
     done = subprocess.run(
         [str(python), "-W", "ignore", str(HERE / script), *map(str, arguments)],
-        env={**kept, **environment, "SGLANG_INSTRUMENT": "0"},
+        env={**inherited, **environment, "SGLANG_INSTRUMENT": "0"},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -52,9 +52,9 @@ def test_areal_s_own_tracers_are_read(tmp_path):
         for line in path.read_text().splitlines()
     ]
     for column, phase in (("engine_sec", "generate"), ("tool_sec", "toolcall"), ("reward_sec", "reward")):
-        spans = [one["phases"][phase] for one in sessions]
-        told = [sum(span["end_ts"] - span["start_ts"] for span in of_session) for of_session in spans]
-        assert sorted(requests[column]) == pytest.approx(sorted(told), abs=1e-4)
+        spans = [of_one["phases"][phase] for of_one in sessions]
+        expected = [sum(span["end_ts"] - span["start_ts"] for span in of_session) for of_session in spans]
+        assert sorted(requests[column]) == pytest.approx(sorted(expected), abs=1e-4)
     trainer = run.digest.steps.filter(role="trainer")
     assert trainer["step"].to_list() == [0, 1, 2]
 

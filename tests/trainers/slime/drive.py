@@ -89,11 +89,12 @@ def looks():
         SGLangEngine.update_weights_from_tensor,
         RolloutManager.generate,
     ]
-    assert all(pickle.loads(pickle.dumps(one)) is one for one in functions)
+    assert all(pickle.loads(pickle.dumps(function)) is function for function in functions)
     seen = [
-        (str(inspect.signature(one)), inspect.iscoroutinefunction(one), one.__qualname__) for one in functions
+        (str(inspect.signature(function)), inspect.iscoroutinefunction(function), function.__qualname__)
+        for function in functions
     ]
-    return seen, [inspect.unwrap(one).__code__ for one in functions]
+    return seen, [inspect.unwrap(function).__code__ for function in functions]
 
 
 def told_by_child(function):
@@ -110,13 +111,13 @@ def control():
     engine.release_memory_occupation()
     engine.resume_memory_occupation(tags=["weights"])
     engine.pause_generation()
-    told = [
+    answers = [
         engine.update_weights_from_tensor(["x"], weight_version="7"),
         engine.update_weights_from_disk("m"),
     ]
-    told.append(engine.update_weights_from_distributed(["a", "b"], [], [], "g"))
+    answers.append(engine.update_weights_from_distributed(["a", "b"], [], [], "g"))
     engine.continue_generation()
-    return told
+    return answers
 
 
 def rollouts():

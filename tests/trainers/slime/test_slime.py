@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from logged import own, read_records
+from logged import read_records, recorded_events
 
 HERE = Path(__file__).parent
 RAY = HERE.parents[2] / ".envs/ray/bin/python"
@@ -27,14 +27,14 @@ class Rolled:
     def __init__(self, printed, folder):
         logs = read_records(folder)
         self.given = json.loads(printed.splitlines()[-1]) if printed else None
-        self.logs = {path: own(records) for path, records in logs.items()}
+        self.logs = {path: recorded_events(records) for path, records in logs.items()}
 
     def of(self, event, file=None):
         files = self.logs.values() if file is None else [self.logs[file]]
-        return [one for records in files for one in records if one["event"] == event]
+        return [record for records in files for record in records if record["event"] == event]
 
     def extras(self, event, file=None):
-        return [one.get("extra", {}) for one in self.of(event, file)]
+        return [record.get("extra", {}) for record in self.of(event, file)]
 
 
 @pytest.fixture(scope="session")
@@ -51,13 +51,13 @@ def rolled(tmp_path_factory):
 
 def run_python(python, arguments, folder):
     """Run Python with the stand-in for slime; it logs to `folder/run`."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     paths = os.pathsep.join([str(HERE), str(HERE / "stand_in")])
     ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(folder)}
     ours |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # its workers yield to none
     done = subprocess.run(
         [str(python), "-W", "ignore", *map(str, arguments)],
-        env={**kept, **ours, "PYTHONPATH": paths},
+        env={**inherited, **ours, "PYTHONPATH": paths},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -70,7 +70,7 @@ def run_python(python, arguments, folder):
 def shape(logs):
     """Return the number of records by file and event, except the event loop's, which depend on the load."""
     return {
-        file: Counter(one["event"] for one in records if not one["event"].startswith("event_loop"))
+        file: Counter(record["event"] for record in records if not record["event"].startswith("event_loop"))
         for file, records in logs.items()
     }
 
@@ -84,8 +84,8 @@ def test_training_is_given_the_same_with_us_and_without(rolled, way):
 def test_the_order_of_install_and_import_changes_nothing(rolled):
     before, after = rolled("plain", "before"), rolled("plain")
     assert before.given == after.given
-    one, other = (shape(run.logs) for run in (before, after))
-    assert one == other
+    first, other = (shape(run.logs) for run in (before, after))
+    assert first == other
 
 
 def test_kind_signature_and_pickling_stay_in_this_process_and_a_spawned_one_and_the_code_comes_back(rolled):
@@ -103,7 +103,7 @@ def test_every_request_is_in_the_folder_of_its_step_and_says_what_it_made(rolled
         assert (extra["response_length"], extra["reward"], extra["total_sequence_length"]) == (13, 13.0, 26)
     names = [extra["request_id"] for extra in run.extras(REQUEST)]
     assert len(set(names)) == len(names)
-    assert {one["workid"] for records in run.logs.values() for one in records} == {0}
+    assert {record["workid"] for records in run.logs.values() for record in records} == {0}
 
 
 def test_a_step_has_its_parts_in_it(rolled):
@@ -133,16 +133,16 @@ def test_turns_of_a_custom_generate_function_are_its_calls_of_the_engine(rolled)
     file = "step_0/worker_0.jsonl"
     for request in run.extras(REQUEST, file):
         mine = [
-            one["extra"]
-            for one in run.of("turn_engine_call", file)
-            if one["extra"]["request_id"] == request["request_id"]
+            call["extra"]
+            for call in run.of("turn_engine_call", file)
+            if call["extra"]["request_id"] == request["request_id"]
         ]
-        assert [one["turn"] for one in mine] == [0, 1, 2]
-        assert len({one["rid"] for one in mine}) == request["turns"] == 3
+        assert [call["turn"] for call in mine] == [0, 1, 2]
+        assert len({call["rid"] for call in mine}) == request["turns"] == 3
         tools = [
-            one for one in run.extras("tool_execution", file) if one["request_id"] == request["request_id"]
+            tool for tool in run.extras("tool_execution", file) if tool["request_id"] == request["request_id"]
         ]
-        assert [one["tool"] for one in tools] == ["calculator"] * 2
+        assert [tool["tool"] for tool in tools] == ["calculator"] * 2
     assert len(run.of("main_loop", file)) == len(run.of("sample_hooks", file)) == len(run.of(REQUEST, file))
     assert run.of("turn_end", file) == []
 
@@ -153,16 +153,18 @@ def test_a_custom_reward_gives_its_numbers_and_a_filter_says_what_it_dropped(rol
     for extra in run.extras("reward_calculation", "step_0/worker_0.jsonl"):
         assert extra["rm_path"] == "user_functions.reward"
         assert extra["reward_scores"] == {"score": 0.5, "right": True}
-    dropped = [one for one in run.extras("group_filter", "step_0/worker_0.jsonl") if one.get("kept") is False]
-    assert [(one["group_index"], one["reason"]) for one in dropped] == [(0, "first")]
+    dropped = [
+        group for group in run.extras("group_filter", "step_0/worker_0.jsonl") if group.get("kept") is False
+    ]
+    assert [(drop["group_index"], drop["reason"]) for drop in dropped] == [(0, "first")]
     assert len(run.of("samples_process")) == 2
 
 
 def test_a_reward_of_a_whole_group_is_one_calculation(rolled):
     run = rolled("group")
     calculations = run.extras("reward_calculation", "step_0/worker_0.jsonl")
-    assert {one["samples"] for one in calculations} == {2}
-    assert all(one["rewards"] == [0.5, 0.5] for one in calculations)
+    assert {calculation["samples"] for calculation in calculations} == {2}
+    assert all(calculation["rewards"] == [0.5, 0.5] for calculation in calculations)
     assert len(calculations) == len(run.of("request_group", "step_0/worker_0.jsonl"))
 
 
@@ -176,11 +178,15 @@ def test_an_aborted_request_is_marked_and_continues_under_its_id_in_a_later_step
     run = rolled("abort")
     [aborting] = run.extras("requests_abort", "step_0/worker_0.jsonl")
     assert aborting == {"pending": 1, "kept_groups": 1}
-    cut = [one for one in run.extras(REQUEST, "step_0/worker_0.jsonl") if one["status"] == "aborted"]
-    assert {(one["group_index"], one["finish_reason"]) for one in cut} == {(2, "abort")}
-    again = [one for one in run.extras(REQUEST, "step_1/worker_0.jsonl") if one["group_index"] == 2]
-    assert {one["request_id"] for one in again} == {one["request_id"] for one in cut}
-    assert all(one["resumed_tokens"] > 0 for one in again)
+    cut = [
+        request for request in run.extras(REQUEST, "step_0/worker_0.jsonl") if request["status"] == "aborted"
+    ]
+    assert {(request["group_index"], request["finish_reason"]) for request in cut} == {(2, "abort")}
+    again = [
+        request for request in run.extras(REQUEST, "step_1/worker_0.jsonl") if request["group_index"] == 2
+    ]
+    assert {request["request_id"] for request in again} == {request["request_id"] for request in cut}
+    assert all(request["resumed_tokens"] > 0 for request in again)
 
 
 def test_a_step_names_the_samples_that_it_took_and_each_request_its_group(rolled):
@@ -188,8 +194,8 @@ def test_a_step_names_the_samples_that_it_took_and_each_request_its_group(rolled
     for file in ("step_0/worker_0.jsonl", "step_1/worker_0.jsonl"):
         [taken] = run.extras("samples_consumed", file)
         requests = run.extras(REQUEST, file)
-        assert sorted(taken["samples"]) == sorted(one["sample"] for one in requests)
-        assert [one["group"] for one in requests] == [one["group_index"] for one in requests]
+        assert sorted(taken["samples"]) == sorted(request["sample"] for request in requests)
+        assert [request["group"] for request in requests] == [request["group_index"] for request in requests]
 
 
 def test_a_remote_reward_is_a_score_within_the_calculation(rolled):
@@ -203,13 +209,15 @@ def test_a_fully_asynchronous_request_is_in_the_step_in_which_it_began(rolled):
     assert begun[0] == begun[1] == "step_0/worker_0.jsonl"
     taken = {file: extra["group_index"] for file in run.logs for extra in run.extras("groups_collect", file)}
     assert taken == {"step_0/worker_0.jsonl": [0], "step_1/worker_0.jsonl": [1]}
-    [request] = [one for one in run.of(REQUEST, "step_0/worker_0.jsonl") if one["extra"]["group_index"] == 1]
+    [request] = [
+        record for record in run.of(REQUEST, "step_0/worker_0.jsonl") if record["extra"]["group_index"] == 1
+    ]
     assert request["step"] == 0
 
 
 def test_engine_control_is_logged_in_its_own_file_by_the_rank_of_the_engine(rolled):
     run = rolled("control")
-    events = [one["event"] for one in run.logs["engine/server_3.jsonl"]]
+    events = [record["event"] for record in run.logs["engine/server_3.jsonl"]]
     assert events.count("weights_update") == 3
     assert {"engine_start", "memory_release", "memory_resume", "generation_pause", "generation_continue"} <= {
         *events
@@ -249,6 +257,6 @@ def test_the_manager_as_an_actor_of_ray_logs_its_steps(tmp_path):
     run_python(RAY, ["-c", f"import sys; sys.argv = ['x', 'plain', 'never']\n{ACTOR}"], tmp_path)
     logs = read_records(tmp_path / "run")
     for place in ("step_0", "step_1", "validate_1"):
-        events = [one["event"] for one in logs[f"{place}/worker_0.jsonl"]]
+        events = [record["event"] for record in logs[f"{place}/worker_0.jsonl"]]
         assert events.count("total_step_duration") == 1
         assert events.count(REQUEST) == (3 if place == "validate_1" else 4)

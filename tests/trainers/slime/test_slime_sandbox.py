@@ -2,7 +2,7 @@
 
 import sys
 
-from logged import own, read_records
+from logged import read_records, recorded_events
 from test_slime import run_python
 
 ROLLOUT = """
@@ -46,8 +46,11 @@ sglang_instrument.uninstall()
 
 def test_set_up_and_tear_down_lie_in_the_request(tmp_path):
     run_python(sys.executable, ["-c", ROLLOUT, tmp_path], tmp_path)
-    found = {one["event"]: one for one in own(read_records(tmp_path / "run")["step_2/worker_0.jsonl"])}
-    assert found["environment_setup"]["extra"] == {"request_id": "a", "size": "lg"}
-    assert found["environment_setup"]["duration_sec"] > 0.04
-    assert found["environment_teardown"]["extra"] == {"request_id": "a"}
-    assert "error" not in found["environment_teardown"]
+    by_event = {
+        record["event"]: record
+        for record in recorded_events(read_records(tmp_path / "run")["step_2/worker_0.jsonl"])
+    }
+    assert by_event["environment_setup"]["extra"] == {"request_id": "a", "size": "lg"}
+    assert by_event["environment_setup"]["duration_sec"] > 0.04
+    assert by_event["environment_teardown"]["extra"] == {"request_id": "a"}
+    assert "error" not in by_event["environment_teardown"]

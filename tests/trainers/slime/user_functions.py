@@ -74,7 +74,7 @@ async def fan_out(args, sample, sampling_params):
 async def reward(args, samples, **kwargs):
     """Score one sample or several; rewards are dicts that contain texts."""
     if isinstance(samples, list):
-        return [await reward(args, one) for one in samples]
+        return [await reward(args, sample) for sample in samples]
     return {"score": 0.5, "right": True, "reply": samples.response}
 
 

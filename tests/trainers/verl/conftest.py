@@ -62,9 +62,9 @@ def interpreter(version):
 def environment(version, **more):
     """Return the environment variables that add our code and the stand-ins for a GPU."""
     shims = [HERE / "shims"] if version == "0.6.1" else [HERE / "shims", HERE / "shims_vllm"]
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     return {
-        **kept,
+        **inherited,
         "PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, *shims])),
         "PYTHONWARNINGS": "ignore",
         "SGLANG_USE_CPU_ENGINE": "1",

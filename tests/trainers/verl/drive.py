@@ -31,16 +31,16 @@ def snapshot():
 
 def code_of(owner):
     """Return id(__code__) of every function below the methods of a class, through decorators' cells."""
-    found, waiting = {}, [(name, value) for name, value in vars(owner).items() if callable(value)]
+    codes, waiting = {}, [(name, value) for name, value in vars(owner).items() if callable(value)]
     while waiting:
         name, function = waiting.pop()
         code = getattr(function, "__code__", None)
-        if code is None or name in found:
+        if code is None or name in codes:
             continue
-        found[name] = id(code)
+        codes[name] = id(code)
         for number, cell in enumerate(function.__closure__ or ()):
             waiting.append((f"{name}[{number}]", cell.cell_contents))
-    return found
+    return codes
 
 
 def cancel_a_request(rollout):

@@ -37,7 +37,9 @@ class RolloutWorker(Worker):
 
 def main(model, steps, nodes, *overrides):
     """Run a number of steps, and end as a driver does: Ray kills the workers."""
-    [external_lib] = [one.removeprefix(EXTERNAL) for one in overrides if one.startswith(EXTERNAL)] or [None]
+    [external_lib] = [
+        override.removeprefix(EXTERNAL) for override in overrides if override.startswith(EXTERNAL)
+    ] or [None]
     ray.init()
     pool = RayResourcePool(
         [int(workers) for workers in nodes.split(",")], use_gpu=False, max_colocate_count=1

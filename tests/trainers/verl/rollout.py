@@ -101,12 +101,12 @@ def batch(rollout, questions=QUESTIONS, step=None, validate=False):
     tokenizer = getattr(rollout, "processing_class", None) or rollout.tokenizer
     messages = [np.array([{"role": "user", "content": question}]) for question, _ in questions]
     texts = [
-        tokenizer.apply_chat_template(list(one), add_generation_prompt=True, tokenize=False)
-        for one in messages
+        tokenizer.apply_chat_template(list(talk), add_generation_prompt=True, tokenize=False)
+        for talk in messages
     ]
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    pads = [PROMPT_LENGTH - len(one) for one in ids]
-    input_ids = torch.tensor([[tokenizer.pad_token_id] * p + one for p, one in zip(pads, ids, strict=True)])
+    pads = [PROMPT_LENGTH - len(row) for row in ids]
+    input_ids = torch.tensor([[tokenizer.pad_token_id] * p + row for p, row in zip(pads, ids, strict=True)])
     mask = (torch.arange(PROMPT_LENGTH)[None] >= torch.tensor(pads)[:, None]).long()
     tensors = {
         "input_ids": input_ids,
@@ -136,8 +136,8 @@ def plain(output):
     messages = output.non_tensor_batch.get("messages", [])
     return {
         "tensors": {name: tensor.tolist() for name, tensor in output.batch.items()},
-        "messages": [[message.model_dump(mode="json") for message in one["messages"]] for one in messages],
-        "rewards": [dict(one) for one in output.non_tensor_batch.get("reward_scores", [])],
+        "messages": [[message.model_dump(mode="json") for message in talk["messages"]] for talk in messages],
+        "rewards": [dict(scores) for scores in output.non_tensor_batch.get("reward_scores", [])],
     }
 
 

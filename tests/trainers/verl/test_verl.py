@@ -106,8 +106,8 @@ def test_a_turn_s_parts_are_the_spans_inside_it(outcome):
         extra = turn["extra"]
         ids = {"request_id": extra["request_id"], "turn": extra["turn"]}
         for field, event in parts.items():
-            mine = [one for one in named(records, event) if ids.items() <= one["extra"].items()]
-            assert extra[field] == pytest.approx(sum(one["duration_sec"] for one in mine), abs=1e-6)
+            mine = [part for part in named(records, event) if ids.items() <= part["extra"].items()]
+            assert extra[field] == pytest.approx(sum(part["duration_sec"] for part in mine), abs=1e-6)
         for share, field in (("engine_call_pct", "engine_call"), ("post_process_pct", "post_process")):
             of_turn = extra[f"{field}_duration"] / turn["duration_sec"] * 100
             assert extra[share] == pytest.approx(of_turn, abs=0.01)
@@ -133,7 +133,7 @@ def test_each_request_and_turn_is_there_once(outcome):
     assert turns == [(0, 2), (1, 3), (2, 1), (3, corrected)]
     ends = [(end["extra"]["request_id"], end["extra"]["turn"]) for end in named(records, "turn_end")]
     assert len(ends) == len(set(ends)) == sum(count for _, count in turns)
-    called = [tuple(one["extra"]["tools"]) for one in named(records, "tool_execution")]
+    called = [tuple(call["extra"]["tools"]) for call in named(records, "tool_execution")]
     assert called == [("calc_gsm8k_reward",)] * 4
 
 
@@ -164,7 +164,10 @@ def test_tools_and_interactions_of_any_class_are_timed(outcome):
 
 def test_tools_and_interactions_belong_to_the_turn_whose_reply_they_answer(outcome):
     records = of_step(outcome, TOOLS)
-    turns = {(one["extra"]["request_id"], one["extra"]["turn"]): one for one in named(records, "turn_end")}
+    turns = {
+        (turn_end["extra"]["request_id"], turn_end["extra"]["turn"]): turn_end
+        for turn_end in named(records, "turn_end")
+    }
     for record in [*named(records, "tool_execution"), *named(records, "interaction_response")]:
         request, turn = record["extra"]["request_id"], record["extra"]["turn"]
         asked, following = turns[request, turn], turns.get((request, turn + 1))

@@ -54,8 +54,8 @@ def test_the_time_in_the_engine_is_shared_out_up_to_the_last_token(version, run_
     skips = SKIPS_TOKENIZER[version]
     script = ROLL_OUT.format(port=str(free_port()), folder=logs, model=model, skip=skips)
     printed = run_in(version, script, tmp_path).stdout
-    [found] = [line.split()[1] for line in printed.splitlines() if line.startswith("found ")]
-    assert int(found) >= 36
+    [count] = [line.split()[1] for line in printed.splitlines() if line.startswith("found ")]
+    assert int(count) >= 36
     folder = tmp_path / "logs/run"
     assert (folder / "engine/detokenizer_0.jsonl").exists() is not skips
     assert main(["summary", str(folder), "--json"]) == 0

@@ -22,8 +22,8 @@ def fork(tmp_path, run_in):
     """Copy a version's package with changes to its rollout; return the status() of the copy."""
 
     def of(version, *changes):
-        found = run_in(version, FIND).stdout.strip().splitlines()[-1]
-        shutil.copytree(found, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+        package = run_in(version, FIND).stdout.strip().splitlines()[-1]
+        shutil.copytree(package, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
         path = tmp_path / FILE
         text = path.read_text()
         for old, new in changes:

@@ -61,12 +61,12 @@ def answer(folder):
 
 
 def test_the_patches_are_found_and_what_the_trainer_logged_is_as_it_was(folder):
-    found = answer(folder)
-    assert found["patches"]["tracker_open"] == found["patches"]["tracker_log"] == "found"
-    assert found["given"] == [{"loss": 1.0}, {"loss": 0.5}, {"loss": 1.0 / 3}]
-    assert found["scalars"]["rollout/requests"] == 4
-    assert found["scalars"]["rollout/cache_hit_share"] == 0.75
-    [notice] = found["notices"]
+    answered = answer(folder)
+    assert answered["patches"]["tracker_open"] == answered["patches"]["tracker_log"] == "found"
+    assert answered["given"] == [{"loss": 1.0}, {"loss": 0.5}, {"loss": 1.0 / 3}]
+    assert answered["scalars"]["rollout/requests"] == 4
+    assert answered["scalars"]["rollout/cache_hit_share"] == 0.75
+    [notice] = answered["notices"]
     assert "logging an earlier step to clearml failed" in notice
 
 
@@ -123,9 +123,12 @@ def test_wandb_offline_has_the_numbers_of_the_steps_that_were_known_in_time(trac
     """
     program = "\n".join(line[8:] for line in from_file.splitlines())
     [path] = (tracked(version) / "wandb").glob("offline-run-*/run-*.wandb")
-    kept = {**os.environ, "PYTHONPATH": str(TRACKERS)}
+    variables = {**os.environ, "PYTHONPATH": str(TRACKERS)}
     done = subprocess.run(
-        [python_of("0.6.1"), "-W", "ignore", "-c", program, path], capture_output=True, env=kept, check=True
+        [python_of("0.6.1"), "-W", "ignore", "-c", program, path],
+        capture_output=True,
+        env=variables,
+        check=True,
     )
     rows = {row["_step"]: row for row in json.loads(done.stdout)}
     assert sorted(rows) == [1, 2, 3]

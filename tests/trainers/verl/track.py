@@ -45,7 +45,9 @@ def read_tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(folder)).Reload()
-    return {tag: [(one.step, one.value) for one in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    return {
+        tag: [(scalar.step, scalar.value) for scalar in read.Scalars(tag)] for tag in read.Tags()["scalars"]
+    }
 
 
 def main(folder, backends):
@@ -73,11 +75,13 @@ def main(folder, backends):
         if step == 2:
             wait_for(2)
     del tracking.logger["clearml"]
-    found = {
-        one["event"]: one["state"] for one in sglang_instrument.status()["patches"] if "verl/" in one["table"]
+    states = {
+        patch["event"]: patch["state"]
+        for patch in sglang_instrument.status()["patches"]
+        if "verl/" in patch["table"]
     }
-    notices = [one["notice"] for one in sglang_instrument.status()["notices"]]
-    answer = {"given": given, "scalars": sglang_instrument.scalars(1), "patches": found, "notices": notices}
+    notices = [notice["notice"] for notice in sglang_instrument.status()["notices"]]
+    answer = {"given": given, "scalars": sglang_instrument.scalars(1), "patches": states, "notices": notices}
     Path(folder, "answer.json").write_text(json.dumps(answer))
     tracking.logger["tensorboard"].finish()
     Path(folder, "tensorboard.json").write_text(json.dumps(read_tensorboard(folder / "tensorboard")))

@@ -72,10 +72,10 @@ def train(folder, mode, python, **more):
 
 def start(folder, script, mode, python, **more):
     """Run one of the scripts here to its end."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     sockets = Path("/tmp") / f"r{os.getpid()}"  # a short path: the length of Ray's socket paths is limited
     variables = {
-        **kept,
+        **inherited,
         "PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, HERE.parent / "verl/shims"])),
         "PYTHONWARNINGS": "ignore",
         "SGLANG_USE_CPU_ENGINE": "1",

@@ -128,7 +128,7 @@ def kill_a_worker_in_mid_step(ray, loops, folder):
     hang.touch()
     victim, other = loops.agent_loop_workers
     pid = ray.get(victim.__ray_call__.remote(lambda actor: os.getpid()))
-    lost, kept = (
+    lost, finished = (
         worker.generate_sequences.remote(part)
         for worker, part in zip((victim, other), batch(KILLED).chunk(WORKERS), strict=True)
     )
@@ -140,7 +140,7 @@ def kill_a_worker_in_mid_step(ray, loops, folder):
     except ray.exceptions.RayError as error:
         died = type(error).__name__
     hang.unlink()
-    ray.get(kept)
+    ray.get(finished)
     wait_until_written(folder, 1, "step_closed")
     return {"pid": pid, "error": died}
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from logged import own
+from logged import recorded_events
 from test_verl_server import named
 
 from sglang_instrument import analysis
@@ -51,7 +51,7 @@ def test_one_step_off_logs_each_phase_of_a_step_once(one_step_off, step):
         assert len(named(records, event)) == 1, event
     assert len(named(records, "trainer_save_checkpoint")) == (1 if step == 3 else 0)
     [whole] = named(records, "trainer_step")
-    parts = [record for record in own(records) if record["event"] in PHASES]
+    parts = [record for record in recorded_events(records) if record["event"] in PHASES]
     assert sum(part["duration_sec"] for part in parts) <= whole["duration_sec"]
 
 
@@ -135,7 +135,7 @@ def test_validation_is_apart_and_has_no_number_of_a_sample(fully_async):
 
 
 def test_what_a_buffer_evicts_is_named_with_its_reason_before_what_it_gives(dropped):
-    records = own(dropped.logs["step_9/trainer_0.jsonl"])
+    records = recorded_events(dropped.logs["step_9/trainer_0.jsonl"])
     assert [(record["event"], record["extra"]) for record in records] == [
         ("samples_dropped", {"groups": ["old"], "reason": "stale"}),
         ("samples_dropped", {"groups": ["flat"], "reason": "filtered"}),
@@ -145,9 +145,9 @@ def test_what_a_buffer_evicts_is_named_with_its_reason_before_what_it_gives(drop
 
 
 def test_what_a_full_queue_drops_is_counted_at_the_version_that_pushed_it_out(dropped):
-    records = own(dropped.logs["step_3/rollouter_0.jsonl"])
-    told = {"reason": "stale", "count": MEMBERS}
-    assert [record["extra"] for record in named(records, "samples_dropped")] == [told]
+    records = recorded_events(dropped.logs["step_3/rollouter_0.jsonl"])
+    expected = {"reason": "stale", "count": MEMBERS}
+    assert [record["extra"] for record in named(records, "samples_dropped")] == [expected]
     put = [record["extra"] for record in named(records, "queue_put")]
     assert put == [{"group": f"uid_{name}", "batch_size": MEMBERS} for name in ("first", "second")]
 

@@ -1,7 +1,7 @@
 """verl 0.9.1 with a trainer separate from the rollout, `separate_async`: each event is in the right step."""
 
 import pytest
-from logged import own
+from logged import recorded_events
 from test_verl_server import end_us, named, scheduled_by, served_by
 from test_verl_training import TURNS
 
@@ -69,7 +69,10 @@ def test_requests_are_logged_in_the_step_that_submitted_them_while_others_train(
     assert 2 * 4 <= len(ended["step_1"] + ended["step_2"]) <= 3 * 4  # trained on; all
     for step, records in logs.items():
         assert {record["step"] for record in records} == {int(step[-1])}
-        assert all(record.get("validate", False) is step.startswith("validate") for record in own(records))
+        assert all(
+            record.get("validate", False) is step.startswith("validate")
+            for record in recorded_events(records)
+        )
         assert {record["extra"]["reward"] for record in ended[step]} <= {1.0}
 
 

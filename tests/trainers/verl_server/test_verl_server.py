@@ -80,12 +80,12 @@ def test_the_results_are_those_of_a_run_without_us(outcome, plain):
 def test_actors_look_as_they_do_without_us(outcome, plain):
     look = ("class", "coroutines", "signatures")
     ours, theirs = outcome.driver["processes"], plain.driver["processes"]
-    of_theirs = {one["class"]: one for one in theirs}
-    assert {one["class"] for one in ours} == of_theirs.keys()
-    for one in ours:
-        assert [one[key] for key in look] == [of_theirs[one["class"]][key] for key in look]
-    assert [one["installed"] for one in theirs] == [False] * 3
-    assert [one["installed"] for one in ours] == [True] * 4
+    of_theirs = {process["class"]: process for process in theirs}
+    assert {process["class"] for process in ours} == of_theirs.keys()
+    for process in ours:
+        assert [process[key] for key in look] == [of_theirs[process["class"]][key] for key in look]
+    assert [process["installed"] for process in theirs] == [False] * 3
+    assert [process["installed"] for process in ours] == [True] * 4
     assert not (plain.folder / "run").exists()
 
 
@@ -139,7 +139,8 @@ def test_tools_belong_to_the_turn_whose_reply_asked_for_them(outcome):
     for step in STEPS:
         records = of_step(outcome, step)
         turns = {
-            (one["extra"]["request_id"], one["extra"]["turn"]): one for one in named(records, "turn_end")
+            (turn_end["extra"]["request_id"], turn_end["extra"]["turn"]): turn_end
+            for turn_end in named(records, "turn_end")
         }
         for call in named(records, "tool_call"):
             request, turn = call["extra"]["request_id"], call["extra"]["turn"]

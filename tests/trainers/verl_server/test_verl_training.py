@@ -5,7 +5,7 @@ import time
 
 import pytest
 from awaited import lines_of
-from logged import own
+from logged import recorded_events
 from test_verl_server import OF_REQUESTS, OF_TOOLS, has_most_of_its_time_in_decoding, named
 
 PHASES = {
@@ -45,7 +45,7 @@ def test_the_trainer_logs_each_of_its_phases_once_a_step(trained, step):
         assert len(named(records, phase)) == 1, phase
     assert len(named(records, "trainer_save_checkpoint")) == (1 if step == 2 else 0)
     [whole] = named(records, "trainer_step")
-    parts = [record for record in own(records) if record["event"] in PHASES - {"trainer_step"}]
+    parts = [record for record in recorded_events(records) if record["event"] in PHASES - {"trainer_step"}]
     assert sum(part["duration_sec"] for part in parts) <= whole["duration_sec"]
     assert named(records, "step_closed")
 
@@ -53,7 +53,7 @@ def test_the_trainer_logs_each_of_its_phases_once_a_step(trained, step):
 def test_validation_is_logged_apart(trained):
     records = trained.logs["validate_2/trainer_0.jsonl"]
     assert len(named(records, "trainer_validate")) == 1
-    assert all(record["validate"] for record in own(records))
+    assert all(record["validate"] for record in recorded_events(records))
 
 
 @pytest.mark.parametrize("folder", ["step_1", "step_2", "validate_2"])
@@ -119,8 +119,8 @@ def test_the_tracker_has_the_numbers_of_each_rollout_beside_those_of_its_trainin
         assert numbers["rollout/records_lost"] == 0
     path = trained.folder / "run/live/scalars.jsonl"
     until = time.monotonic() + 300  # the follower outlives the driver: it has a last look
-    told = set()
-    while told != {1, 2}:
-        assert time.monotonic() < until, told
+    known_steps = set()
+    while known_steps != {1, 2}:
+        assert time.monotonic() < until, known_steps
         time.sleep(0.2)
-        told = {json.loads(line)["step"] for line in lines_of(path)}
+        known_steps = {json.loads(line)["step"] for line in lines_of(path)}

@@ -50,8 +50,10 @@ def of_recipe(mode):
     folder = Path(verl.__file__).parent / f"experimental/{mode}_policy/config"
     if not folder.exists():
         return OmegaConf.create()
-    own = OmegaConf.load(folder / f"{mode}_ppo_trainer.yaml")
-    return OmegaConf.create({name: part for name, part in own.items() if name not in ("hydra", "defaults")})
+    recipe = OmegaConf.load(folder / f"{mode}_ppo_trainer.yaml")
+    return OmegaConf.create(
+        {name: part for name, part in recipe.items() if name not in ("hydra", "defaults")}
+    )
 
 
 def task_runner(mode):

@@ -64,9 +64,9 @@ def alias_module(old, new):
 
 def add_name(module, name, make):
     """Add a name that newer versions of a module lack."""
-    found = importlib.import_module(module)
-    if not hasattr(found, name):
-        setattr(found, name, make())
+    imported = importlib.import_module(module)
+    if not hasattr(imported, name):
+        setattr(imported, name, make())
         REPLACED.append(f"{module}.{name}")
 
 

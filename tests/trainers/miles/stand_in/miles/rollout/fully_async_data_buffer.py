@@ -25,7 +25,7 @@ class DefaultDataBuffer:
         """Give a group that is new enough."""
         while True:
             entry = self._buffer.pop(0)
-            staleness = current_version - min(int(one.weight_versions[0]) for one in entry.group)
+            staleness = current_version - min(int(sample.weight_versions[0]) for sample in entry.group)
             if staleness <= self.max_weight_staleness:
                 return entry
             self._metric_stale_groups += 1

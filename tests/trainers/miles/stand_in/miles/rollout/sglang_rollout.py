@@ -89,8 +89,8 @@ async def abort(args, rollout_id):
     urls = [worker["url"] for worker in (await get("http://router/workers"))["workers"]]
     abort_tasks = [post(f"{url}/abort_request", {"abort_all": True}) for url in urls]
     abort_results = await asyncio.gather(*abort_tasks, return_exceptions=True)
-    assert all(isinstance(one, dict) for one in abort_results)
-    return [await one for one in state.pendings]
+    assert all(isinstance(answer, dict) for answer in abort_results)
+    return [await pending for pending in state.pendings]
 
 
 def call_dynamic_filter(fn, args, group):
@@ -123,10 +123,10 @@ async def generate_rollout_async(args, rollout_id, data_source):
 async def eval_rollout_single_dataset(args, rollout_id, dataset_cfg):
     """Evaluate on one dataset."""
     samples = [Sample(index=index, prompt=prompt) for index, prompt in enumerate(dataset_cfg.prompts)]
-    rolled = [generate_and_rm(args, one, {"max_new_tokens": 4}, evaluation=True) for one in samples]
+    rolled = [generate_and_rm(args, sample, {"max_new_tokens": 4}, evaluation=True) for sample in samples]
     data = await asyncio.gather(*rolled)
     reward_key = args.reward_key
-    rewards = [one.reward[reward_key] if reward_key else one.reward for one in data]
+    rewards = [sample.reward[reward_key] if reward_key else sample.reward for sample in data]
     return {dataset_cfg.name: {"rewards": rewards, "samples": data}}
 
 

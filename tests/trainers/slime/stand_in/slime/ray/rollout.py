@@ -63,7 +63,10 @@ class RolloutManager:
         return data, output.metrics
 
     def _convert_samples_to_train_data(self, samples):
-        return {"tokens": [one.tokens for one in samples], "rewards": [one.reward for one in samples]}
+        return {
+            "tokens": [sample.tokens for sample in samples],
+            "rewards": [sample.reward for sample in samples],
+        }
 
     def _split_train_data_by_dp(self, data):
         return [data]

@@ -86,8 +86,8 @@ async def generate_and_rm(args, sample, sampling_params, evaluation: bool = Fals
         return sample
     if isinstance(sample, list):
         rewards = await batched_async_rm(args, sample)
-        for one, reward in zip(sample, rewards, strict=False):
-            one.reward = reward
+        for member, reward in zip(sample, rewards, strict=False):
+            member.reward = reward
         return sample
     if sample.status != Sample.Status.ABORTED and sample.reward is None:
         with trace_span(sample, "reward_model"):
@@ -175,17 +175,17 @@ async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg):
         sample = Sample(index=index, prompt=prompt)
         rolled = generate_and_rm(args, sample, sampling_params={"max_new_tokens": 4}, evaluation=True)
         tasks.append(asyncio.create_task(rolled))
-    data = [await one for one in asyncio.as_completed(tasks)]
+    data = [await task for task in asyncio.as_completed(tasks)]
     reward_key = args.reward_key
-    return {dataset_cfg.name: [one.reward[reward_key] if reward_key else one.reward for one in data]}
+    return {dataset_cfg.name: [sample.reward[reward_key] if reward_key else sample.reward for sample in data]}
 
 
 async def eval_rollout(args, rollout_id: int):
     """Evaluate on all datasets."""
     results = await asyncio.gather(
-        *(eval_rollout_single_dataset(args, rollout_id, one) for one in args.eval_datasets)
+        *(eval_rollout_single_dataset(args, rollout_id, dataset) for dataset in args.eval_datasets)
     )
-    return RolloutFnEvalOutput({name: one for result in results for name, one in result.items()}), []
+    return RolloutFnEvalOutput({name: answer for result in results for name, answer in result.items()}), []
 
 
 def generate_rollout(args, rollout_id: int, data_source, evaluation: bool = False):

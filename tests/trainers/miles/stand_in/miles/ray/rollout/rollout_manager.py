@@ -21,7 +21,7 @@ def timer(name):
 
 def convert_samples_to_train_data(args, data, metadata=None):
     """Convert."""
-    return {"tokens": [one.tokens for one in data], "rewards": [one.reward for one in data]}
+    return {"tokens": [sample.tokens for sample in data], "rewards": [sample.reward for sample in data]}
 
 
 def split_train_data_by_dp(args, data, config):
@@ -62,7 +62,7 @@ class RolloutManager:
         else:
             given = RolloutFnEvalInput(rollout_id=rollout_id)
             result = await asyncio.to_thread(call_rollout_function, self.eval_generate_rollout, given)
-        return {name: one["rewards"] for name, one in result.data.items()}
+        return {name: answer["rewards"] for name, answer in result.data.items()}
 
     async def _get_rollout_data(self, rollout_id):
         if self.legacy:

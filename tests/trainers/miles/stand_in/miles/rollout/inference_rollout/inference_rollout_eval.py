@@ -20,10 +20,10 @@ async def eval_rollout_single_dataset(state, dataset_cfg, prompt_dataset_cache):
     samples = [Sample(index=index, prompt=prompt) for index, prompt in enumerate(dataset_cfg.prompts)]
     data = await asyncio.gather(
         *[
-            generate_and_rm(state, one, sampling_params={"max_new_tokens": 4}, evaluation=True)
-            for one in samples
+            generate_and_rm(state, sample, sampling_params={"max_new_tokens": 4}, evaluation=True)
+            for sample in samples
         ]
     )
     reward_key = args.reward_key
-    rewards = [one.reward[reward_key] if reward_key else one.reward for one in data]
+    rewards = [sample.reward[reward_key] if reward_key else sample.reward for sample in data]
     return {dataset_cfg.name: {"rewards": rewards, "samples": data}}

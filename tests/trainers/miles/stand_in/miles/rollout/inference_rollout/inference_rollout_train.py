@@ -16,7 +16,7 @@ async def abort(state, pendings, rollout_id):
     state.aborted = True
     urls = await get_worker_urls(args)
     await asyncio.gather(*[post(f"{url}/abort_request", {"abort_all": True}) for url in urls])
-    aborted_samples = [await one for one in pendings]
+    aborted_samples = [await pending for pending in pendings]
     return aborted_samples if args.partial_rollout else []
 
 
