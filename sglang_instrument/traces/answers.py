@@ -52,6 +52,8 @@ class TraceAnalysis:
         truncated: Whether the file ends early; broken: events that could not be decoded.
         host: Its name, if the trace tells it.
         devices: Names of the GPUs.
+        on_gpu: Whether it has work of a GPU; other_kinds: events of kinds that do not count, by category.
+        is_missing_gpu: Whether it has no work of a GPU, though it has GPUs, or calls to them, or nothing.
         use: busy_sec, idle_sec, busy, compute_sec, communication_sec, exposed_sec, copy_sec; without a GPU,
             busy is the time in forward steps of the engine, or, if it marked none, in operators.
         tables: kernels, categories, stages, gaps, gap_sizes, streams, copies, graphs, cpu_ops.
@@ -69,6 +71,8 @@ class TraceAnalysis:
     host: str | None
     devices: list[str]
     on_gpu: bool
+    is_missing_gpu: bool
+    other_kinds: dict[str, int]
     use: dict[str, float]
     tables: dict[str, list[Row]]
     idle: pl.DataFrame = field(repr=False)
@@ -202,6 +206,9 @@ def analyse_trace(trace: Trace, top: int = 20) -> TraceAnalysis:
         host=trace.header.host,
         devices=trace.header.devices if on_gpu else [],
         on_gpu=on_gpu,
+        is_missing_gpu=not on_gpu
+        and (bool(trace.header.devices) or relevant.is_empty() or _has_calls(trace)),
+        other_kinds=trace.other_kinds,
         use=use_of_gpu(work, start, end) if on_gpu else _use_of_cpu(busy, start, end),
         tables={name: table.to_dicts() for name, table in tables.items()},
         idle=idle,
@@ -299,6 +306,11 @@ def _profile_id(path: Path) -> str:
 def _extent(events: pl.DataFrame) -> tuple[int, int]:
     start, end = events["start_ns"].min(), events["end_ns"].max()
     return (start, end) if isinstance(start, int) and isinstance(end, int) else (0, 0)
+
+
+def _has_calls(trace: Trace) -> bool:
+    """Return whether a trace has calls of a GPU's runtime."""
+    return bool((trace.events["kind"] == "runtime").any())
 
 
 def _use_of_cpu(busy: pl.DataFrame, start: int, end: int) -> dict[str, float]:

@@ -14,18 +14,29 @@ from sglang_instrument.traces.table import ON_GPU, Trace
 _CATEGORIES: Final = (
     (
         "communication",
-        r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|deep_?ep|cross_device|nvshmem|multimem",
+        r"nccl|rccl|hccl|hcom|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|deep_?ep|cross_device|nvshmem"
+        r"|multimem|mori_|rocshmem",
     ),
-    ("moe", r"moe|expert|topk_softmax|grouped_?topk|grouped_gemm|ep_scatter|ep_gather"),
-    ("attention", r"flash(?!_?infer)|fmha|attn|attention|(?<![a-z])mla|paged|ragged|batch(prefill|decode)"),
-    ("gemm", r"gemm|cutlass|cublas|matmul|nvjet|wgmma|splitk|gemv|cijk|_mm_"),
+    ("moe", r"moe|expert|topk_softmax|permute_tokens|grouped_?topk|grouped_gemm|ep_scatter|ep_gather"),
+    (
+        "attention",
+        r"flash(?!_?infer)|fmha|attn|attention|(?<![a-z])mla|kvpe|paged|ragged|batch(prefill|decode)",
+    ),
+    (
+        "gemm",
+        r"gemm|cutlass|cublas|matmul|nvjet|wgmma|splitk|gemv|cijk|tensile|(?<![a-z])b?mm_|_b?mm_|mfma|cube",
+    ),
     ("norm", r"norm"),
     ("rope", r"rope|rotary"),
-    ("activation", r"silu|gelu|swiglu|act_and_mul|sigmoid|relu"),
+    ("activation", r"silu|gelu|swi_?glu|act_and_mul|sigmoid|relu|swish"),
     ("sampling", r"sampl|top_?k|top_?p|softmax|argmax|multinomial|penalt|sort|radix|logits"),
     ("quantization", r"quant|fp8|int8|scaled_|dequant"),
     ("kv cache", r"kv_?(cache|buffer|pool|indices)|set_kv|reshape_and_cache|req_to_token|write_req"),
-    ("elementwise", r"elementwise|vectorized|reduce|index|gather|scatter|cat|copy|fill|arange|embedding"),
+    (
+        "elementwise",
+        r"elementwise|vectorized|reduce|index|gather|scatter|cat|copy|fill|arange|embedding|cast|transpose|slice"
+        r"|tensormove|(?<![a-z_])(?:add|mul|sub|div)(?![a-z_])",
+    ),
     ("triton", r"triton"),
 )
 _COMPILED: Final = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _CATEGORIES]

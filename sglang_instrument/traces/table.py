@@ -11,7 +11,9 @@ import polars as pl
 
 from sglang_instrument.errors import LogError
 from sglang_instrument.gc_pause import uncollected
-from sglang_instrument.traces.file import Header, TraceEvent, read_events
+from sglang_instrument.traces.event_numbers import all_nanoseconds, all_whole, whole
+from sglang_instrument.traces.events import TraceEvent
+from sglang_instrument.traces.file import Header, read_events
 
 #: Kinds by the profiler's categories, as old and new versions for CUDA and ROCm name them.
 KINDS: Final = {
@@ -40,8 +42,8 @@ COLUMNS: Final[dict[str, Any]] = {
     "lane": pl.Int32,
     "start_ns": pl.Int64,
     "end_ns": pl.Int64,
-    "device": pl.Int32,
-    "stream": pl.Int32,
+    "device": pl.Int64,
+    "stream": pl.Int64,
     "correlation": pl.Int64,
     "bytes": pl.Int64,
 }
@@ -58,6 +60,7 @@ class Trace:
         events: One row per event that has a duration, with `COLUMNS`, in the order of the file.
         lanes: Process and thread of each lane, as the trace names them.
         left_out: The number of events of other kinds, or without a duration.
+        other_kinds: How many of these have a duration, by the profiler's category.
     """
 
     path: Path
@@ -65,6 +68,7 @@ class Trace:
     events: pl.DataFrame
     lanes: list[tuple[str, str]]
     left_out: int
+    other_kinds: dict[str, int]
 
     @property
     def has_clock(self) -> bool:
@@ -100,7 +104,7 @@ def read_trace(
     table, lanes = rows.table()
     if header.base_ns:  # may be at the end of the file
         table = table.with_columns(pl.col("start_ns", "end_ns") + header.base_ns)
-    return Trace(path, header, table, lanes, seen - len(table))
+    return Trace(path, header, table, lanes, seen - len(table), rows.other_kinds)
 
 
 class _Rows:
@@ -116,6 +120,7 @@ class _Rows:
         self._shared_keys: dict[_SharedKey, int] = {}
         self._columns: tuple[list[Any], ...] = ([], [], [], [], [])
         self._tables: list[pl.DataFrame] = []
+        self.other_kinds: dict[str, int] = {}
 
     def add(self, events: Sequence[TraceEvent]) -> None:
         """Add events; they are converted at once, while they are in the processor's cache."""
@@ -123,7 +128,14 @@ class _Rows:
         codes, starts, lengths, correlations, sizes = self._columns
         codes += [
             shared_keys.setdefault(
-                (event.cat, event.name, event.pid, event.tid, (args := event.args).device, args.stream),
+                (
+                    event.cat or _of_task(event),
+                    event.name,
+                    event.pid,
+                    event.tid,
+                    (args := event.args).device,
+                    args.stream,
+                ),
                 len(shared_keys),
             )
             for event in events
@@ -144,35 +156,56 @@ class _Rows:
                 self._kinds.get(cat),
                 str(name),
                 lanes.setdefault((process, thread), len(lanes)) if cat in self._kinds else None,
-                *(value if type(value) is int else None for value in (device, stream)),
+                whole(device),
+                whole(stream),
             )
             for cat, name, process, thread, device, stream in self._shared_keys
         ]
         shared = pl.DataFrame(rows, schema=_OF_SHARED_KEYS, orient="row")
+        names = [key[0] for key in self._shared_keys]
         tables = []
         while self._tables:  # one by one, so that memory never holds everything twice
             table = self._tables.pop(0)
+            self._count_others(table["shared_key"], shared["kind"], names)
             known = pl.concat([table.drop("shared_key"), shared[table["shared_key"]]], how="horizontal")
             tables.append(known.filter(pl.col("kind").is_not_null()).select(list(COLUMNS)))
         named = [(str(process), str(thread)) for process, thread in lanes]
         return pl.concat(tables), named
 
+    def _count_others(self, keys: pl.Series, kinds: pl.Series, names: Sequence[str]) -> None:
+        """Count the events whose category is none of `KINDS`, by the category."""
+        for key, count in keys.filter(kinds.gather(keys).is_null()).value_counts().iter_rows():
+            name = names[key] or "without a category"
+            if name.lower() not in KINDS:
+                self.other_kinds[name] = self.other_kinds.get(name, 0) + count
+
     def _flush(self) -> None:
         """Turn the buffered events into columns."""
-        table = pl.DataFrame(dict(zip(_OWN, self._columns, strict=True)), schema=_OWN, strict=False)
+        codes, *values = self._columns
+        convert = (all_nanoseconds, all_nanoseconds, all_whole, all_whole)
+        columns = [function(column) for function, column in zip(convert, values, strict=True)]
+        table = pl.DataFrame(dict(zip(_OWN, [codes, *columns], strict=True)), schema=_OWN)
         self._columns = ([], [], [], [], [])
-        start, took = ((pl.col(name) * 1e3).round().cast(pl.Int64) for name in ("start_ns", "end_ns"))
-        table = table.filter(pl.col("end_ns").is_not_null()).with_columns(start_ns=start, end_ns=start + took)
+        table = table.drop_nulls(["start_ns", "end_ns"]).with_columns(
+            end_ns=pl.col("start_ns") + pl.col("end_ns")
+        )
         self._tables.append(table)
 
 
+def _of_task(event: TraceEvent) -> str:
+    """Return the category of an event of Ascend's profiler, which names the core of a kernel instead."""
+    task = event.args.task_type or ""
+    return "kernel" if task.startswith(("AI_", "MIX_")) else ""
+
+
+_Value = int | float | str | None
 #: Category, name, process, thread, device and stream: the values that many events share.
-_SharedKey = tuple[str, str | int, int | str, int | str, int | str | None, int | str | None]
+_SharedKey = tuple[str, str | int, int | str, int | str, _Value, _Value]
 _OF_SHARED_KEYS: Final = {name: COLUMNS[name] for name in ("kind", "name", "lane", "device", "stream")}
 _OWN: Final[dict[str, Any]] = {
     "shared_key": pl.UInt32,
-    "start_ns": pl.Float64,
-    "end_ns": pl.Float64,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
     "correlation": pl.Int64,
     "bytes": pl.Int64,
 }

@@ -10,6 +10,7 @@ from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.cli.numbers import duration
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.plain_text import listed
 
 if TYPE_CHECKING:
     from sglang_instrument.traces.answers import Analysis, TraceAnalysis
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the traces show; return 1 if one of them could not be read."""
+    """Print what the traces show; return 1 if one of them could not be read, or lacks the GPU."""
     from sglang_instrument.analysis.run.opening import open_run
     from sglang_instrument.cli.traces_beside_run import beside_run, trace_rows
     from sglang_instrument.traces.answers import analyse
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         joined = beside_run(found, open_run(args.run)) if args.run else []
     if args.json:
         print_json(trace_rows(found, joined))
-        return int(bool(found.unreadable))
+        return _exit_code(found)
     _print(found)
     for one in joined:
         print_line(one.sentence)
@@ -60,7 +61,12 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"{args.run}: no step ran while the traces were recorded, or the traces have no clock")
     for reason in found.unreadable.values():
         print_line(f"left out: {reason}")
-    return int(bool(found.unreadable))
+    return _exit_code(found)
+
+
+def _exit_code(found: Analysis) -> int:
+    """Return 1 if a trace could not be read, or has no work of a GPU although one was there."""
+    return int(bool(found.unreadable) or any(trace.is_missing_gpu for trace in found.traces))
 
 
 def _print(found: Analysis) -> None:
@@ -105,6 +111,9 @@ def _print_trace(one: TraceAnalysis) -> None:
         print_line("the file is cut short; only the events in it count: has the profiler finished writing?")
     if one.broken:
         print_line(f"{one.broken:,} events could not be decoded and are left out")
+    if one.other_kinds and (one.is_missing_gpu or not one.on_gpu):
+        kinds = sorted(one.other_kinds.items(), key=lambda kind: -kind[1])
+        print_line(f"kinds that are not known: {listed([f'{name} ({count:,})' for name, count in kinds], 5)}")
     for name, (title, columns) in _TABLES.items():
         rows = one.tables[name]  # the long tables have --top rows
         if rows and not (one.on_gpu and name == "cpu_ops"):
@@ -114,6 +123,8 @@ def _print_trace(one: TraceAnalysis) -> None:
 
 def _sentence(one: TraceAnalysis) -> str:
     use = one.use
+    if one.is_missing_gpu:
+        return "no GPU events, so nothing about the GPU is known: did the profiler record its activities?"
     if not one.on_gpu:
         return f"no GPU events; the engine was busy {use['busy']:.0%}, idle {duration(use['idle_sec'])}"
     return (

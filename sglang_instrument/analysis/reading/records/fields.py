@@ -101,7 +101,6 @@ class ControlFields(Fields, gc=False, omit_defaults=True):
     in_span: str | None = None
     age_sec: Seconds | None = None
     request_id: str | Integer | None = None
-    turn: Integer | None = None
     tool: str | None = None
 
 
