@@ -12,6 +12,7 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.run.clocks import clock_table, numbered_barriers
+from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 
 STEP: Final = ["step", "validate"]
 STEP_OF_WORKER: Final = [*STEP, "worker"]
@@ -29,6 +30,8 @@ PART_OF_PHASE: Final = {
 PART_OF_EVENT: Final = {"request_wait": "waiting for own requests"}
 #: The events of the part "engine" where the engine's own logs tell them, in the order of a call.
 IN_ENGINE: Final = ("queue", "prefill", "decode")
+#: Rows of paths that are cut into pieces at once, in about 50 MB.
+MOST_PIECES: Final = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +120,50 @@ class Paths:
         part, event, request_id; from_us, to_us: on the one clock; sec. Time in which the event loop was
         blocked is a piece of its own.
         """
+        return self._pieces_of(self.of_workers.path)
+
+    @cached_property
+    def outside_sums(self) -> pl.DataFrame:
+        """The seconds of pieces outside of requests, without barriers, by step, worker, part and event."""
+        return self._sums[0] if self._is_long else _outside_sums(self)
+
+    @cached_property
+    def deciding_sums(self) -> pl.DataFrame:
+        """The seconds of the pieces that decided, by step, worker, part and event."""
+        return self._sums[1] if self._is_long else _deciding_sums(self)
+
+    @cached_property
+    def deciding_calls(self) -> pl.DataFrame:
+        """The deciding pieces of engine calls and tools, without what no sum needs."""
+        return self._sums[2] if self._is_long else _deciding_calls(self)
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether the run has more pieces than fit into memory well."""
+        return len(self.of_workers.path) > MOST_PIECES
+
+    @cached_property
+    def _sums(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """What the three tables above are, with the pieces of some steps at a time."""
+        path = self.of_workers.path
+        number = assign_group_ids(path, STEP)[0]
+        counts = pl.DataFrame({"number": number}).group_by("number").len().sort("number")
+        block_of_row = ((counts["len"].cum_sum() - 1) // MOST_PIECES).gather(number)
+        tables = []
+        for number_of_block in block_of_row.unique().sort():
+            rows = path.filter(block_of_row == number_of_block)
+            # Paths of these steps: the tables that pieces need of them are those of the whole run.
+            block = Paths(self.digest, self.call_times)
+            for name in ("aligned", "barriers", "segments"):
+                vars(block)[name] = getattr(self, name).join(rows, on=STEP, how="semi", maintain_order="left")
+            vars(block)["pieces"] = block._pieces_of(rows)
+            tables.append((_outside_sums(block), _deciding_sums(block), _deciding_calls(block)))
+        outside, deciding, calls = (pl.concat(each) for each in zip(*tables, strict=True))
+        return outside, deciding, calls
+
+    def _pieces_of(self, path: pl.DataFrame) -> pl.DataFrame:
         steps = self.aligned.drop("launch").rename({"start_us": "begin_us", "end_us": "stop_us"})
-        path = self.of_workers.path.join(steps, on=STEP_OF_WORKER, maintain_order="left")
+        path = path.join(steps, on=STEP_OF_WORKER, maintain_order="left")
         ahead = pl.col("ahead_us")
         path = path.select(
             *STEP_OF_WORKER,
@@ -173,6 +218,21 @@ class Paths:
         cuts = self.segments.select(*STEP_OF_WORKER, cut_from="from_us", cut_to="to_us")
         pieces = self.pieces.drop("segment").join(cuts, on=STEP_OF_WORKER, maintain_order="left")
         return clipped(pieces, "cut_from", "cut_to")
+
+
+def _outside_sums(paths: Paths) -> pl.DataFrame:
+    outside = pl.col("request_id").is_null() & (pl.col("part") != "barrier")
+    rows = paths.pieces.filter(outside)
+    return rows.group_by(*STEP_OF_WORKER, "part", "event").agg(pl.col("sec").sum())
+
+
+def _deciding_sums(paths: Paths) -> pl.DataFrame:
+    return paths.deciding_pieces.group_by(*STEP_OF_WORKER, "part", "event").agg(pl.col("sec").sum())
+
+
+def _deciding_calls(paths: Paths) -> pl.DataFrame:
+    calls = paths.deciding_pieces.filter(pl.col("part").is_in(["engine", "tool"]))
+    return calls.select(*STEP_OF_WORKER, "part", "request_id", "from_us", "sec")
 
 
 def step_windows(run: Digest | Paths) -> pl.DataFrame:

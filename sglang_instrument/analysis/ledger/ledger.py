@@ -74,14 +74,13 @@ def step_ledger(run: Digest | Paths) -> pl.DataFrame:
         part=pl.lit("late start"),
         sec=(pl.min_horizontal("start_us", "to_us") - pl.col("begin_us")) / 1e6,
     )
-    rows = [paths.deciding_pieces, late, between_steps(paths)]
+    rows = [paths.deciding_sums, late, between_steps(paths)]
     return _summed(rows, paths.windows.select(*STEP, "wall_sec"), STEP)
 
 
 def worker_parts(run: Digest | Paths) -> pl.DataFrame:
     """Return what each worker did outside of requests: step, validate, worker, part, event, sec."""
-    rows = Paths.of(run).pieces.filter(pl.col("request_id").is_null() & (pl.col("part") != "barrier"))
-    return rows.group_by(*STEP_OF_WORKER, "part", "event").agg(pl.col("sec").sum())
+    return Paths.of(run).outside_sums
 
 
 def between_steps(run: Digest | Paths) -> pl.DataFrame:

@@ -107,28 +107,35 @@ def _middle(values: pl.Series) -> float:
 def _split(paths: Paths, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the seconds of each part of each step. Calls without a usual time keep their part."""
     whole = step_ledger(paths).filter(~pl.col("part").is_in(list(_SPLIT)))
-    tables = [whole.select(*STEP, "part", "sec")]
     pieces = _with_turns(paths)
     # A call may lie on the path in part only. What a detector explained is still a part of its time.
     took = (pl.col("end_us") - pl.col("start_us")) / 1e6
-    usual = calls.filter((pl.col("usual_sec") > 0) & (took > 0))
-    usual = usual.with_columns(times=pl.col("usual_sec") / took)
+    usual = calls.join(pieces, on=_REQUEST, how="semi").filter((pl.col("usual_sec") > 0) & (took > 0))
+    usual = usual.select("kind", *_TURN, times=pl.col("usual_sec") / took)
+    known = {kind: usual.filter(kind=kind).unique(_TURN).select(*_TURN, "times") for kind in _SPLIT}
+    tables = [whole.select(*STEP, "part", "sec"), *_split_calls(pieces, known)]
+    return pl.concat(tables).group_by(*STEP, "part").agg(pl.col("sec").sum()).sort(*STEP, "part")
+
+
+def _split_calls(pieces: pl.DataFrame, known: dict[str, pl.DataFrame]) -> list[pl.DataFrame]:
+    """Share out pieces of calls over what was usual and what was slower; those not known keep their part."""
+    tables = []
     for kind, (more, slower) in _SPLIT.items():
-        known = usual.filter(kind=kind).unique(_TURN).select(*_TURN, "times")
-        parts = pieces.filter(part=kind).join(known, on=_TURN, how="left")
+        parts = pieces.filter(part=kind).join(known[kind], on=_TURN, how="left")
         timed = parts.filter(pl.col("times").is_not_null())
         tables += [
             parts.filter(pl.col("times").is_null()).select(*STEP, "part", "sec"),
             timed.select(*STEP, part=pl.lit(more), sec=pl.col("sec") * pl.col("times")),
             timed.select(*STEP, part=pl.lit(slower), sec=pl.col("sec") * (1 - pl.col("times"))),
         ]
-    return pl.concat(tables).group_by(*STEP, "part").agg(pl.col("sec").sum()).sort(*STEP, "part")
+    return tables
 
 
 def _with_turns(paths: Paths) -> pl.DataFrame:
     """Return the pieces that decided, each with the turn that its request had begun last."""
-    pieces = paths.deciding_pieces.filter(pl.col("part").is_in(list(_SPLIT)))
-    turns = paths.of_workers.turns.join(paths.aligned.select(*STEP_OF_WORKER, "ahead_us"), on=STEP_OF_WORKER)
+    pieces = paths.deciding_calls
+    turns = paths.of_workers.turns.join(pieces, on=_REQUEST, how="semi", maintain_order="left")
+    turns = turns.join(paths.aligned.select(*STEP_OF_WORKER, "ahead_us"), on=STEP_OF_WORKER)
     begun = turns.select(*_TURN, from_us=pl.col("start_us") - pl.col("ahead_us"))
     both = pl.concat([begun, pieces], how="diagonal_relaxed").sort(*_REQUEST, "from_us", maintain_order=True)
     turn = pl.col("turn").forward_fill().over(_REQUEST)

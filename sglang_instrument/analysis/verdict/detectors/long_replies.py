@@ -63,6 +63,8 @@ def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]
     # Who draws which prompt is chance, so the replies of all workers count alike.
     lengths = requests.group_by(STEP).agg(value=pl.col("tokens").log().mean())
     slow = step_effects(lengths, evidence.windows, _LIMITS).slow
+    if slow.is_empty():
+        return
     late = excess_of(requests.join(slow.select(*STEP, "excess"), on=STEP))
     lost = evidence.worth(evidence.lost_in_requests(late)).join(slow, on=STEP)
     for row in lost.sort(STEP).iter_rows(named=True):
@@ -96,6 +98,8 @@ def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
 def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     """Yield a finding for each step that was long because of the replies that it drew."""
     long = _long_for_their_kind(evidence)
+    if long.is_empty():
+        return
     here = requests.join(long, on=STEP).join(_usual_lengths(requests, long), on=STEP, how="left")
     cut = 1 - pl.min_horizontal(
         pl.lit(1.0),

@@ -8,10 +8,10 @@ compared with the spread of its kind in the run.
 import math
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.slopes import median_slope, reaches
 
 SPREADS: Final = 6.0  # robust standard deviations above which a value is out of the ordinary
 FEWEST_STEPS: Final = 4  # with fewer steps, the spread between steps cannot be estimated
@@ -83,8 +83,9 @@ def find_trend(shared: pl.DataFrame) -> Trend | None:
     values = shared.filter(~pl.col("validate"))["shared"].to_numpy()
     if len(values) < _FEWEST_OF_A_TREND:
         return None
-    slopes = [(values[apart:] - values[:-apart]) / apart for apart in range(1, len(values))]
-    slope = float(np.median(np.concatenate(slopes)))
+    if not reaches(values, (1 - 1e-9) * math.log(_LEAST_TREND) / (len(values) - 1)):  # as in most runs
+        return None
+    slope = median_slope(values)
     times = math.exp(slope * (len(values) - 1))
     if times < _LEAST_TREND:
         return None
@@ -96,28 +97,33 @@ def find_trend(shared: pl.DataFrame) -> Trend | None:
 
 def without_trend(shared: pl.DataFrame, trend: Trend | None) -> pl.DataFrame:
     """Return the steps with the trend taken away from `shared`; `growth` is what was taken away."""
-    per_step = 0.0 if trend is None else trend.per_step
     number = pl.int_range(pl.len()).over("validate")
-    shared = shared.with_columns(growth=pl.when("validate").then(0.0).otherwise(number * per_step))
+    if trend is None:
+        return shared.with_columns(growth=pl.lit(0.0))
+    shared = shared.with_columns(growth=pl.when("validate").then(0.0).otherwise(number * trend.per_step))
     return shared.with_columns(shared=pl.col("shared") - pl.col("growth"))
 
 
 def slow_steps(shared: pl.DataFrame, limits: Limits) -> pl.DataFrame:
     """Return the steps that are out of the ordinary, with `excess`, the logarithm above the usual."""
-    return pl.concat([_slow_of(shared.filter(validate=kind), limits) for kind in (False, True)])
+    kinds = shared["validate"].unique().sort()
+    if len(kinds) < 2:  # as in most runs
+        return _slow_of(shared, limits)
+    return pl.concat([_slow_of(shared.filter(validate=kind), limits) for kind in kinds])
 
 
 def _slow_of(shared: pl.DataFrame, limits: Limits) -> pl.DataFrame:
-    usual: Any = shared["shared"].median() or 0.0
-    shared = shared.with_columns(excess=pl.col("shared") - usual)
     if len(shared) < FEWEST_STEPS - 1:
-        return shared.clear()
-    if len(shared) < FEWEST_STEPS:
-        highest = shared.sort("excess", descending=True)
-        apart = math.log(max(_TIMES_OF_FEW, limits.times))
-        return highest.head(1).filter(pl.col("shared") - highest["shared"][1] > apart)
-    spread = robust_spread(shared["excess"], limits.spread)
-    return shared.filter(pl.col("excess") > max(SPREADS * spread, math.log(limits.times)))
+        return shared.clear().with_columns(excess=pl.lit(0.0))
+    usual: Any = shared["shared"].median() or 0.0
+    excess = shared["shared"] - usual
+    if len(shared) >= FEWEST_STEPS:
+        least = max(SPREADS * robust_spread(excess, limits.spread), math.log(limits.times))
+        return shared.with_columns(excess=excess).filter(excess > least)
+    shared = shared.with_columns(excess=excess)
+    highest = shared.sort("excess", descending=True)
+    apart = math.log(max(_TIMES_OF_FEW, limits.times))
+    return highest.head(1).filter(pl.col("shared") - highest["shared"][1] > apart)
 
 
 def slow_workers(groups: pl.DataFrame, limits: Limits) -> pl.DataFrame:

@@ -21,6 +21,7 @@ from sglang_instrument.analysis.verdict.evidence.calls import calls_of, less_tim
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
 from sglang_instrument.analysis.verdict.evidence.gaps import Gaps, gaps_of
 from sglang_instrument.analysis.verdict.evidence.outside import Part, parts_that_vary
+from sglang_instrument.analysis.verdict.evidence.work import Work, work_of
 
 LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
 OF_STEP: Final = 0.05  # nor is a smaller share of the step
@@ -69,6 +70,11 @@ class Evidence:
     def paths(self) -> Paths:
         """The critical paths of the workers on one clock."""
         return Paths.of(self.everything)
+
+    @cached_property
+    def work(self) -> dict[str, Work]:
+        """Each kind of work within requests: `work.work_of`."""
+        return work_of(self.calls, self.windows)
 
     @cached_property
     def outside(self) -> list[Part]:
@@ -145,6 +151,7 @@ class Evidence:
         if not explained:
             return self
         rest = copy(self)  # with all that is known already
+        vars(rest).pop("work", None)
         rest.calls = less_time(self.calls, explained)
         return rest
 

@@ -1,13 +1,43 @@
 """Measure how slow the work of workers was for its kind: the median of their calls over the usual time."""
 
+from typing import NamedTuple
+
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.effects import Limits
+from sglang_instrument.analysis.verdict.evidence.calls import KINDS
+from sglang_instrument.analysis.verdict.evidence.effects import Effects, Limits, step_effects
 
 WORK_LIMITS = Limits(times=1.1, spread=0.015)
 #: What the sentences count the time of a kind of work by.
 UNITS = {"engine": "token", "tool": "turn", "interaction": "request", "reward": "request"}
+
+
+class Work(NamedTuple):
+    """The calls of a kind of work.
+
+    Attributes:
+        timed: As `timed_calls` returns them.
+        effects: What most workers of a step share.
+    """
+
+    timed: pl.DataFrame
+    effects: Effects
+
+
+def work_of(calls: pl.DataFrame, order: pl.DataFrame) -> dict[str, Work]:
+    """Return each kind of work that a run has.
+
+    Args:
+        calls: `Evidence.calls`.
+        order: The steps in the order of time.
+    """
+    kinds = {kind: timed_calls(calls, kind) for kind in KINDS}
+    return {
+        kind: Work(timed, step_effects(worker_medians(timed), order, WORK_LIMITS))
+        for kind, timed in kinds.items()
+        if not timed.is_empty()
+    }
 
 
 def timed_calls(calls: pl.DataFrame, kind: str) -> pl.DataFrame:

@@ -41,6 +41,8 @@ _COLLAPSED: Final = 0.5  # times the usual
 @detector(CACHE_LOST, precedence=Precedence.SERVER)
 def find_lost_caches(evidence: Evidence) -> Findings:
     """Yield a finding for each step whose later calls found far less in the cache than is usual."""
+    if evidence.served.is_empty():
+        return
     later = later_calls(evidence)
     steps = later.group_by(STEP).agg(pl.len(), share=hit_share())
     steps = steps.filter(pl.col("len") >= FEWEST_CALLS)

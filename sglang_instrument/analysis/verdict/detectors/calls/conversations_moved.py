@@ -43,6 +43,8 @@ _Step = tuple[dict[str, Any], pl.DataFrame]  # the numbers of a step, and the ti
 @detector(CONVERSATIONS_MOVED, precedence=Precedence.SERVER)
 def find_moved_conversations(evidence: Evidence) -> Findings:
     """Yield what steps lost because later calls went to servers without their conversation."""
+    if evidence.served.is_empty():
+        return
     later = later_calls(evidence).drop_nulls("moved")
     moved, stayed = later.filter("moved"), later.filter(~pl.col("moved"))
     if len(moved) < FEWEST_CALLS or len(stayed) < FEWEST_CALLS:

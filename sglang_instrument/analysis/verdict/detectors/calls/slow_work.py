@@ -7,7 +7,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.calls import KINDS, less_time
+from sglang_instrument.analysis.verdict.evidence.calls import less_time
 from sglang_instrument.analysis.verdict.evidence.chance import Draws, chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Cause,
@@ -16,7 +16,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     Precedence,
     detector,
 )
-from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers, step_effects
+from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.work import UNITS, WORK_LIMITS, timed_calls, worker_medians
@@ -59,16 +59,11 @@ def find_slow_work(evidence: Evidence) -> Findings:
 
     What most workers of a step share is explained before its workers are compared.
     """
-    for kind in KINDS:
-        timed = timed_calls(evidence.calls, kind)
-        if timed.is_empty():
-            continue
-        slow = step_effects(worker_medians(timed), evidence.windows, WORK_LIMITS).slow
-        of_steps = list(_slow_steps(evidence, kind, timed, slow))
+    for kind, (timed, effects) in evidence.work.items():
+        of_steps = list(_slow_steps(evidence, kind, timed, effects.slow))
         yield from of_steps
-        if of_steps:
-            timed = timed_calls(less_time(timed, [finding.calls for finding in of_steps]), kind)
-        yield from _slow_workers(evidence, kind, timed)
+        rest = less_time(timed, [finding.calls for finding in of_steps]) if of_steps else timed
+        yield from _slow_workers(evidence, kind, timed_calls(rest, kind) if of_steps else timed)
 
 
 def _slow_steps(

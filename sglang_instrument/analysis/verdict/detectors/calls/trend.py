@@ -6,7 +6,6 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
-from sglang_instrument.analysis.verdict.evidence.calls import KINDS
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Cause,
     Explained,
@@ -14,11 +13,11 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     Precedence,
     detector,
 )
-from sglang_instrument.analysis.verdict.evidence.effects import Trend, excess_of, step_effects
+from sglang_instrument.analysis.verdict.evidence.effects import Trend, excess_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.outside import Part
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
-from sglang_instrument.analysis.verdict.evidence.work import UNITS, WORK_LIMITS, timed_calls, worker_medians
+from sglang_instrument.analysis.verdict.evidence.work import UNITS, Work
 
 TREND: Final = Cause(
     "trend",
@@ -31,22 +30,19 @@ TREND: Final = Cause(
 @detector(TREND, precedence=Precedence.GROWTH)
 def find_trends(evidence: Evidence) -> Findings:
     """Yield a finding for each kind of work, each part, and the gaps, if it grows and a step loses by it."""
-    for kind in KINDS:
-        yield from _of_work(evidence, kind)
+    for kind, work in evidence.work.items():
+        yield from _of_work(evidence, kind, work)
     for part in evidence.outside:
         yield from _of_part(evidence, part)
     yield from _of_gaps(evidence)
 
 
-def _of_work(evidence: Evidence, kind: str) -> Iterator[Explained]:
-    timed = timed_calls(evidence.calls, kind)
-    if timed.is_empty():
-        return
-    trend, flat, _ = step_effects(worker_medians(timed), evidence.windows, WORK_LIMITS)
+def _of_work(evidence: Evidence, kind: str, work: Work) -> Iterator[Explained]:
+    trend, flat, _ = work.effects
     if trend is None:
         return
     growing = flat.filter(pl.col("growth") > 0).select(*STEP, "growth")
-    calls = excess_of(timed.join(growing, on=STEP), "growth")
+    calls = excess_of(work.timed.join(growing, on=STEP), "growth")
     lost = evidence.worth(evidence.lost_in_requests(calls))
     if lost.is_empty():
         return

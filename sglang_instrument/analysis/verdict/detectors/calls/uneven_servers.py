@@ -37,6 +37,8 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
 
     Servers that had joined later, or had left before, do not count in a step.
     """
+    if evidence.served.is_empty():
+        return
     calls = _shared(evidence).drop_nulls(["server", "call_sec"])
     lives = calls.group_by("server").agg(pl.col("start_us").min(), pl.col("end_us").max())
     homes = calls.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("server").mode().sort().first())
