@@ -132,6 +132,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "engine_detokenize": EventKind("engine", reference=False),
     "scheduler_receive": EventKind("engine", reference=False),
     "scheduler_admit": EventKind("engine", reference=False),
+    "scheduler_gauges": EventKind("engine", reference=False),
     "scheduler_first_tokens": EventKind("engine", reference=False),
     "scheduler_retract": EventKind("engine", reference=False),
     "scheduler_abort": EventKind("engine", reference=False),

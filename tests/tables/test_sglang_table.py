@@ -12,7 +12,7 @@ from sglang_instrument.recording.measure.spans import SyncedSpan, kind_for
 VERSIONS = ["0.4.6.post5", "0.4.9.post6", "0.5.2", "0.5.5", "0.5.10.post1", "0.5.12.post1", "0.5.23"]
 
 
-TABLES = ["sglang/engine", "sglang/requests", "sglang/batches", "sglang/weights"]
+TABLES = ["sglang/engine", "sglang/requests", "sglang/batches", "sglang/weights", "sglang/gauges"]
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -50,6 +50,7 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(expected)
                 *("scheduler_first_tokens", "scheduler_retract", "scheduler_abort"),
             },
         ),
+        ("sglang/gauges", {"scheduler_gauges"}),
         ("sglang/batches", {"scheduler_batch", "scheduler_result", "model_forward", "engine_output"}),
     ],
 )

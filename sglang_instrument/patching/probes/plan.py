@@ -22,11 +22,12 @@ from sglang_instrument.recording.measure.spans import Span, WatchedSpan, kind_fo
 class RegionPlan:
     """What a probe does at the start and the end of a region; a reader without fields is None.
 
-    `is_conditional`: a condition decides whether a run is recorded. `binds`: a run binds ids.
-    `keeps_inner_records`: a run keeps the records of the regions that finish inside it. `is_read_by_others`:
-    another region reads this event through `inside` or `last`. `wants_inside`: the events that this one reads
-    through `inside`. `late_fields`: the exit fields that read no value of the program, only records.
-    `item`: reads the exit fields that read a generator's item, the `item_fields`, at each item.
+    `every`: the fewest seconds from record to record. `is_conditional`: a condition decides whether a run
+    is recorded. `binds`: a run binds ids. `keeps_inner_records`: a run keeps the records of the regions
+    that finish inside it. `is_read_by_others`: another region reads this event through `inside` or `last`.
+    `wants_inside`: the events that this one reads through `inside`. `late_fields`: the exit fields that
+    read no value of the program, only records. `item`: reads the exit fields that read a generator's item,
+    the `item_fields`, at each item.
     """
 
     event: str
@@ -35,6 +36,7 @@ class RegionPlan:
     kind: type[Span] = Span
     watched: bool = False
     root: bool = False
+    every: float | None = None
     is_conditional: bool = False
     binds: bool = False
     keeps_inner_records: bool = False
@@ -128,6 +130,7 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> RegionPlan:
         kind=kind,
         watched=issubclass(kind, WatchedSpan),
         root=region.root,
+        every=region.every,
         is_conditional=bool(when or process or leader),
         binds=binds,
         keeps_inner_records=bool(wants_inside) or region.root,

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
 from sglang_instrument.patching.probes import contract, finished_regions
+from sglang_instrument.patching.probes.interval import Interval
 from sglang_instrument.patching.probes.plan import RegionPlan, make_plan, wanted_events
 from sglang_instrument.patching.probes.region_spans import (
     SKIPPED,
@@ -132,7 +133,23 @@ def _new_probe(plan: RegionPlan, waited: int | None = None) -> Probe:
         begin = partial(_begin_run, plan, waited)
     elif plan.only_reads_at_entry:
         begin = partial(begin_span, *of_span)
-    return Probe(_begin_if_wanted, plan, begin) if plan.is_conditional else Probe(begin)
+    interval = None if plan.every is None else Interval(plan.every)
+    if interval is not None:
+        begin = partial(_begin_interval, interval, begin)
+    if plan.is_conditional:
+        begin = partial(_begin_if_wanted, plan, begin)
+    return Probe(begin) if interval is None else Probe(_begin_at_times, interval, begin)
+
+
+def _begin_at_times(interval: Interval, begin: Callable[..., Any], *values: Any) -> Any:
+    """Record a run of an instant region, unless one was recorded a short time ago."""
+    return begin(*values) if interval.is_over() else SKIPPED
+
+
+def _begin_interval(interval: Interval, begin: Callable[..., Any], *values: Any) -> Any:
+    """Record a run that no condition leaves out: the next interval begins."""
+    interval.begin()
+    return begin(*values)
 
 
 def _begin_if_wanted(plan: RegionPlan, begin: Callable[..., Any], *values: Any) -> Any:

@@ -62,6 +62,15 @@ class Entry:
             raise self.error(f"{key} must be true or false, got {value!r}")
         return value
 
+    def seconds(self, key: str) -> float | None:
+        """Return a number of seconds over 0, or None where the key is absent."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise self.error(f"{key} must be a number of seconds over 0, got {value!r}")
+        return float(value)
+
     def choice(self, key: str, allowed: tuple[str, ...]) -> str | None:
         """Return one of the `allowed` strings, or None where the key is absent."""
         value = self._values.get(key)

@@ -44,7 +44,19 @@ _PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "regio
 _ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block", "call", "entering"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
-    *("enter", "exit", "always", "bind", "process", "when", "ends", "capture", "tracker", "settings"),
+    *(
+        "enter",
+        "exit",
+        "always",
+        "bind",
+        "process",
+        "when",
+        "ends",
+        "capture",
+        "tracker",
+        "settings",
+        "every",
+    ),
 }
 #: The keys that a region with `tracker` may have: it records nothing.
 _WITH_TRACKER: Final = _ANCHOR_KEYS - {"call", "entering"} | {"event", "phase", "requires", "tracker"}
@@ -177,6 +189,7 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         root=entry.flag("root") or False,
         count_steps=entry.flag("count_steps") or False,
         new_request=entry.flag("new_request") or False,
+        every=entry.seconds("every"),
         sync=entry.flag("sync"),
         phase=cast("Phase | None", entry.choice("phase", PHASES)),
         tracker=_parse_tracker(entry),
@@ -198,6 +211,8 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         )
     if region.is_expression and (region.emit != "span" or region.generator or region.capture):
         raise entry.error("call and entering make spans: emit, generator and capture are not allowed")
+    if region.every is not None and region.emit != "enter":
+        raise entry.error("every needs emit = 'enter': of a span, all runs are recorded")
     if region.always and (region.emit != "span" or region.is_expression):
         raise entry.error("always needs a span of statements: emit, call and entering are not allowed")
     if region.ends is not None and not region.generator:

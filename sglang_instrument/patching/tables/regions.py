@@ -43,7 +43,8 @@ class Region:
 
     `enter`, `exit`, `always`, `bind` and `process` map names to field expressions; the probe reads `always`
     together with `exit`, and also after an exception. The probe records a run only if `when` is true, and
-    only in processes in which `leader` is true. A generator region ends at the item for which `ends` is true.
+    only in processes in which `leader` is true; with `every`, at most one run in so many seconds. A generator
+    region ends at the item for which `ends` is true.
     A region with `tracker` records nothing: where it begins, it adds numbers of finished steps to a local.
     A region with `settings` records nothing either: where it begins, it keeps the settings in locals.
     """
@@ -65,6 +66,7 @@ class Region:
     root: bool = False
     count_steps: bool = False
     new_request: bool = False
+    every: float | None = None
     sync: bool | None = None
     phase: Phase | None = None
     tracker: Mapping[str, str] | None = None
