@@ -28,6 +28,8 @@ LOG_CLOSED: Final = "log_closed"
 OPEN_SPANS: Final = "open_spans"
 OPEN_NOW: Final = "open_now"
 OPEN_BLOCK: Final = "open_block"
+#: A record of how full a scheduler is, once a second.
+SCHEDULER_GAUGES: Final = "scheduler_gauges"
 #: A record of an event loop that was blocked; `open_block` tells of it while it is.
 LOOP_BLOCK: Final = "event_loop_block"
 CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS, OPEN_NOW, OPEN_BLOCK})
@@ -132,7 +134,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "engine_detokenize": EventKind("engine", reference=False),
     "scheduler_receive": EventKind("engine", reference=False),
     "scheduler_admit": EventKind("engine", reference=False),
-    "scheduler_gauges": EventKind("engine", reference=False),
+    SCHEDULER_GAUGES: EventKind("engine", reference=False),
     "scheduler_first_tokens": EventKind("engine", reference=False),
     "scheduler_retract": EventKind("engine", reference=False),
     "scheduler_abort": EventKind("engine", reference=False),

@@ -18,6 +18,7 @@ from sglang_instrument.analysis.timing.lanes import ROUNDING_US, WRITING_US
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.report.html.still_open import open_spans
 from sglang_instrument.report.perfetto.annotations import annotated
+from sglang_instrument.report.perfetto.gauges import gauges
 from sglang_instrument.report.perfetto.lag import lags
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes, write_lanes
 from sglang_instrument.report.perfetto.packets import Packets, Value
@@ -176,7 +177,7 @@ class _RunWriter:
             call.last = True
 
     def write_counters(self, run: Run, groups: list[list[File]]) -> None:
-        """Write how many requests were in flight, and how late the event loops were."""
+        """Write requests in flight, how late the event loops were, and how full the schedulers were."""
         files = [file for group in groups for file in group]
         written_steps = {(file.place.step, file.place.validate) for file in files if file.place is not None}
         changes = _in_flight(run)
@@ -190,6 +191,11 @@ class _RunWriter:
             self._packets.amount(track, at_ns - round(lag_sec * 1e9), lag_sec * 1e3)
             self._packets.amount(track, at_ns, 0.0)
         self._write_blocks(files)
+        for place, name, unit, values in gauges(run, files):
+            process, offset = self._process(place.role, place.worker), self._offset(place.role, place.worker)
+            track = self._counter(process, ("gauge", place.stem, name), name, unit)
+            for at_us, value in values:
+                self._packets.amount(track, at_us * 1000 - offset, value)
 
     def _count(self, worker: Any, changes: pl.DataFrame) -> None:
         track = self._counter(self._process("worker", worker), ("flight", worker), "in flight", "requests")

@@ -51,7 +51,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
     for _, _, fields in iter_records(run, engine_files(run), events=(_ADMIT,)):
         rids = rids_of(fields)
         if rids:
-            held, used = _kv(fields)
+            held, used = kv_shares(fields)
             yield {
                 "rid": rids[0],
                 "waiting": count(fields.waiting),
@@ -61,7 +61,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             }
 
 
-def _kv(fields: EngineFields) -> tuple[float | None, float | None]:
+def kv_shares(fields: EngineFields) -> tuple[float | None, float | None]:
     """Return the shares of the cache that running requests hold, and that are not free."""
     size, pages, page = (count(one) for one in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size))
     if not size or pages is None:
