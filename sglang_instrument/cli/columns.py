@@ -21,7 +21,7 @@ def explanation(tables: Iterable[Table]) -> Iterable[tuple[str, str]]:
         yield table.title, ""
         shown = [column for column in table.columns if column.terminal]
         for column in shown:
-            yield f"{column.header} %" if column.kind == "share" else column.header, _meaning(column)
+            yield f"{column.header} %" if column.printed == "share" else column.header, _meaning(column)
         if order := [column.header for column in leave_out(shown)]:
             yield "", f"A narrow terminal leaves out, in this order: {', '.join(order)}."
         hidden = [column for column in table.columns if not column.terminal]
@@ -64,23 +64,23 @@ def write(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[tup
             [
                 size
                 for one, own in zip(columns, cells, strict=True)
-                if one.kind == kind
+                if one.printed == kind
                 for size in _sizes(own)
             ],
         )
         for kind in _TIMES
     }
     return [
-        _written(column, own, *units.get(column.kind, (1.0, "")))
+        _written(column, own, *units.get(column.printed, (1.0, "")))
         for column, own in zip(columns, cells, strict=True)
     ]
 
 
 def _written(column: Column, cells: Sequence[Cell], scale: float, unit: str) -> tuple[str, list[str]]:
     sizes = [size / scale for size in _sizes(cells)]
-    if column.kind == "share":
+    if column.printed == "share":
         scale, unit, sizes = 0.01, "%", [size * 100 for size in sizes]
-    digits = _digits(column.kind, sizes)
+    digits = _digits(column.printed, sizes)
     return f"{column.header} {unit}".rstrip(), [_cell(cell, scale, digits) for cell in cells]
 
 

@@ -102,7 +102,7 @@ def print_table(
     for index in shown:
         table.add_column(
             written[index][0],
-            justify="left" if not index or columns[index].kind in _ON_THE_LEFT else "right",
+            justify="left" if not index or columns[index].printed in _ON_THE_LEFT else "right",
             no_wrap=True,
             overflow="ellipsis",
             width=widths[index] + (0 if index else min(0, spare)),

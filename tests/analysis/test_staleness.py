@@ -38,7 +38,7 @@ def test_each_step_says_how_many_versions_its_samples_are_old(tmp_path: Path) ->
     for row in steps:
         assert (row["samples"], row["known"], row["version"]) == (6, 6, row["step"])
         assert (row["mean"], row["p99"], row["max"]) == (1, 1, 1)
-        assert (row["max_staleness"], row["over"], row["ahead"], row["mixed"]) == (2, 0, 0, 0)
+        assert (row["max_staleness"], row["over_limit"], row["ahead"], row["mixed_share"]) == (2, 0, 0, 0)
 
 
 def test_samples_wait_from_their_end_until_a_step_takes_them(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_sample_that_is_staler_than_allowed_is_counted(tmp_path: Path) -> None
     run.rollouts[1] += sample("old", 10, 12, weight_version=1, first_weight_version=1)
     run.take(5, ["old"])
     [last] = staleness_table(fates_of(run, tmp_path)).filter(step=5).to_dicts()
-    assert (last["max"], last["over"]) == (4, 1)
+    assert (last["max"], last["over_limit"]) == (4, 1)
 
 
 def test_weights_that_change_within_a_sample_count_from_its_first_version(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_versions_that_go_back_have_no_staleness_and_are_said(
     run = AsyncRun(behind=99)
     run.take(3, run.names[2], weight_version=0)  # restarted: it counts from 0 again
     [row] = asked(capsys, run.write(tmp_path))["steps"]
-    assert (row["ahead"], row["known"], row["mean"], row["over"]) == (6, 0, None, None)
+    assert (row["ahead"], row["known"], row["mean"], row["over_limit"]) == (6, 0, None, None)
     assert main(["staleness", str(tmp_path)]) == 0
     assert "versions went back after a restart, or a label is wrong" in capsys.readouterr().out
 
@@ -173,7 +173,7 @@ def test_the_table_is_by_step_worker_and_group(tmp_path: Path, capsys: pytest.Ca
     folder = AsyncRun().write(tmp_path)
     assert main(["staleness", str(folder), "--by-worker", "--groups", "--step", "2-3"]) == 0
     printed = capsys.readouterr().out
-    assert "worker 0" in printed
+    assert "by the worker that made them\nworker  step  samples" in printed
     assert "18 samples used, 6 not taken by any step yet, 0 thrown away" in printed
     assert "1-0, step 2" in printed
     assert "3-0, step 4" not in printed

@@ -51,7 +51,7 @@ def test_a_column_says_what_it_is_and_ends_in_its_unit(name):
     for column in columns:
         assert column.meaning
         if column.json or column.frame:
-            assert column.name.endswith(ENDS.get(column.kind, "")), column.name
+            assert f"_{column.name}".endswith(ENDS.get(column.kind, "")), column.name
             assert column.name == column.name.lower().replace(" ", "_")
 
 
@@ -77,6 +77,10 @@ ASKED = {
     "requests": ["", "--cdf", "--cdf --step 2", "--fields generated_tokens:max", "--request 2-1-0002"],
     "turns": ["", "--tools"],
     "workers": ["", "--step 2"],
+    "loop": ["", "--replicas +1"],
+    "staleness": ["--by-worker --groups"],
+    "waste": [""],
+    "weights": ["", "--lineage"],
     "lengths": ["", "--speculation"],
     "gaps": ["", "--curve"],
     "servers": ["", "--over-time"],

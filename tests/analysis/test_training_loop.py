@@ -62,11 +62,11 @@ def test_both_sides_equal_a_count_of_each_tick(made: MadeLoop) -> None:
         ledger, steps = loop.ledger(), loop.steps()
     found = {(row["step"], row["side"], row["part"]): round(row["sec"] / SEC) for row in ledger.to_dicts()}
     assert found == {key: count for key, count in ticks.items() if count}
-    assert {row["step"]: round(row["both_sec"] / SEC) for row in steps.to_dicts()} == dict(
+    assert {row["step"]: round(row["both_work_sec"] / SEC) for row in steps.to_dicts()} == dict(
         zip(range(1, len(begins)), (both[step] for step in range(1, len(begins))), strict=True)
     )
     whole = ledger.group_by("step", "side").agg(pl.col("sec").sum()).join(steps, on="step")
-    assert whole.select(((pl.col("sec") - pl.col("wall_sec")).abs() < 1e-6).all()).item()
+    assert whole.select(((pl.col("sec") - pl.col("to_next_step_sec")).abs() < 1e-6).all()).item()
 
 
 WAIT, TRAIN, SEND = "trainer_generate", "trainer_update_actor", "weights_update"
@@ -82,7 +82,7 @@ def test_taking_turns_is_synchronous_and_each_waits_while_the_other_works(tmp_pa
     loop = loop_in(write_loop(tmp_path, made))
     assert loop.shape() == "synchronous"
     row = loop.steps().row(1, named=True)
-    names = ("wall_sec", "rollout_sec", "train_sec", "both_sec", "weights_sec")
+    names = ("to_next_step_sec", "rollout_sec", "train_sec", "both_work_sec", "weights_sec")
     assert [round(row[name] / SEC) for name in names] == [20, 12, 6, 0, 2]
     assert [round(row[f"{side}_waits_sec"] / SEC) for side in ("trainer", "rollout")] == [12, 6]
 
@@ -123,7 +123,7 @@ def test_a_synthetic_run_of_each_shape_is_told_as_what_it_is(more: dict, shape: 
     steps, ledger = loop.steps(), loop.ledger()
     whole = ledger.group_by("step", "side").agg(pl.col("sec").sum()).join(steps, on="step")
     assert len(whole) == 6 * (1 + (shape is not None))
-    assert whole.select(((pl.col("sec") - pl.col("wall_sec")).abs() < 1e-6).all()).item()
+    assert whole.select(((pl.col("sec") - pl.col("to_next_step_sec")).abs() < 1e-6).all()).item()
     trains = steps["train_sec"].to_list()
     if shape is None:
         assert trains == [None] * 6
@@ -139,14 +139,14 @@ def test_rewards_are_exposed_where_nothing_else_goes_on_and_hidden_elsewhere(tmp
     ]
     made = MadeLoop(steps_of((WAIT, 14), ("trainer_reward", 2), (TRAIN, 4), times=2), requests)
     steps = loop_in(write_loop(tmp_path, made)).steps()
-    told = steps.select("reward_sec", "reward_exposed_sec", "reward_hidden_sec").rows()
+    told = steps.select("reward_sec", "reward_alone_sec", "reward_overlapped_sec").rows()
     assert [[round(sec / SEC) for sec in row] for row in told] == [[9, 5, 4], [4, 4, 0]]
 
 
 def test_without_a_reward_in_the_log_its_seconds_are_not_known(tmp_path: Path) -> None:
     made = MadeLoop(steps_of((WAIT, 4), (TRAIN, 4)), [Request(1, 0, 4)])
     steps = loop_in(write_loop(tmp_path, made)).steps()
-    for name in ("reward_sec", "reward_exposed_sec", "reward_hidden_sec"):
+    for name in ("reward_sec", "reward_alone_sec", "reward_overlapped_sec"):
         assert steps[name].to_list() == [None] * 4
     assert steps["weights_sec"].to_list() == [None] * 4
 

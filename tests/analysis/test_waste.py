@@ -111,7 +111,7 @@ def test_without_the_trainers_word_the_rest_is_unknown_and_not_wasted(
     write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4, response_length=10)))
     told = asked(capsys, tmp_path)
     assert (told["total"]["unknown"], told["total"]["used"], told["total"]["filtered"]) == (10, None, None)
-    assert told["total"]["without_variance"] is None
+    assert told["total"]["equal_rewards"] is None
     assert told["engine"] is None
     assert any("samples_consumed" in sentence for sentence in told["missing"])
 
@@ -123,7 +123,7 @@ def test_requests_without_tokens_are_counted_and_not_zero(
         tmp_path, 1, 0, step_of(request_record("a", 0, 4), request_record("b", 0, 4, response_length=5))
     )
     told = asked(capsys, tmp_path)
-    assert (told["total"]["generated"], told["total"]["uncounted"]) == (5, 1)
+    assert (told["total"]["generated"], told["total"]["uncounted_requests"]) == (5, 1)
     assert any("1 of 2 requests log no tokens" in sentence for sentence in told["missing"])
 
 
@@ -152,7 +152,7 @@ def test_what_no_record_tells_is_null_and_a_sentence_says_what_would_record_it(
 ) -> None:
     write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4, response_length=10)))
     told = asked(capsys, tmp_path)
-    assert {told["total"][name] for name in ("wasted", "cut", "without_variance", *REASONS)} == {None}
+    assert {told["total"][name] for name in ("wasted", "used_at_limit", "equal_rewards", *REASONS)} == {None}
     words = " ".join(told["missing"])
     for name in ("samples_consumed", "samples_dropped", "finish_reason", "group", "reward"):
         assert f"`{name}`" in words
@@ -197,7 +197,7 @@ def test_used_groups_of_equal_rewards_are_told(tmp_path: Path) -> None:
         run.rollouts[1] += sample(f"flat {member}", 10, 12, group="flat", response_length=50, reward=1.0)
     run.trainer[2].append(instant("samples_consumed", 20.5, groups=["flat", "1-0"]))
     total = waste_of(run, tmp_path)
-    assert (total["without_variance"], total["used"]) == (100, 400)
+    assert (total["equal_rewards"], total["used"]) == (100, 400)
 
 
 def test_the_table_is_printed_with_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

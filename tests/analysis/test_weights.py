@@ -37,10 +37,10 @@ def test_an_update_has_its_parts_and_the_time_that_calls_stood_still(tmp_path, e
     secs = [row[f"{part}_sec"] for part in ("pause", "transfer", "flush", "resume")]
     assert secs == pytest.approx([0.01, 2.5, 0.01, 0.01], abs=1e-5)
     assert row["drain_sec"] is None
-    assert row["wall_sec"] == pytest.approx(4.01, abs=1e-5)
+    assert row["duration_sec"] == pytest.approx(4.01, abs=1e-5)
     assert row["in_flight"] == 2
     assert row["lost_sec"] == pytest.approx(4.0 + 3.01, abs=1e-4)
-    assert (row["aborted"], row["resumed"], row["last"]) == (0, 0, None)
+    assert (row["aborted"], row["resumed"], row["last_server"]) == (0, 0, None)
 
 
 def test_pieces_of_one_update_are_one_and_the_next_update_is_another(tmp_path, engine):
@@ -59,7 +59,7 @@ def test_a_pause_that_never_ends_does_not_join_updates(tmp_path, engine):
     for at in (0, 60, 120):
         engine.of_scheduler += [pause(at), update(at + 5, at + 6)]
     engine.write(tmp_path)
-    assert [row["wall_sec"] for row in updates_in(tmp_path)] == [6.0, 6.0, 6.0]
+    assert [row["duration_sec"] for row in updates_in(tmp_path)] == [6.0, 6.0, 6.0]
 
 
 def test_the_engines_own_records_say_which_server_was_last(tmp_path):
@@ -69,10 +69,10 @@ def test_the_engines_own_records_say_which_server_was_last(tmp_path):
         engine.write(tmp_path)
     write_process(tmp_path, "step_1/trainer_0", [update(9.5, 17, 1)])
     (row,) = updates_in(tmp_path)
-    assert (row["last"], row["last_by_sec"]) == ("scheduler_2_tp0", pytest.approx(4.8))
+    assert (row["last_server"], row["last_server_late_sec"]) == ("scheduler_2_tp0", pytest.approx(4.8))
     assert [one["server"] for one in row["servers"]] == [f"scheduler_{rank}_tp0" for rank in range(3)]
     assert row["transfer_sec"] == pytest.approx(6)
-    assert row["wall_sec"] == pytest.approx(7.5)
+    assert row["duration_sec"] == pytest.approx(7.5)
     (found,) = weights_findings(open_run(tmp_path, cached=False))
     assert (found.cause, found.lost_sec) == ("slow-update", pytest.approx(4.8))
     assert "scheduler_2_tp0 was the last server in the weight update" in found.sentence
@@ -85,8 +85,13 @@ def test_a_trainer_alone_knows_the_whole_update(tmp_path):
     aborts["extra"] = {"mode": "abort"}
     write_process(tmp_path, "step_7/worker_0", [aborts])
     (row,) = updates_in(tmp_path)
-    assert (row["step"], row["weight_version"], row["transfer_sec"], row["wall_sec"]) == (7, "7", 5.0, 5.0)
-    assert (row["servers"], row["last"], row["pause_sec"]) == ([], None, None)
+    assert (row["step"], row["weight_version"], row["transfer_sec"], row["duration_sec"]) == (
+        7,
+        "7",
+        5.0,
+        5.0,
+    )
+    assert (row["servers"], row["last_server"], row["pause_sec"]) == ([], None, None)
 
 
 def test_the_ranks_of_a_replica_are_one_server(tmp_path):
@@ -95,7 +100,7 @@ def test_the_ranks_of_a_replica_are_one_server(tmp_path):
         write_process(tmp_path, f"step_1/receiver_{replica}_tp{rank}", [moved])
     (row,) = updates_in(tmp_path)
     assert [one["server"] for one in row["servers"]] == ["server 1", "server 0"]
-    assert row["last_by_sec"] == pytest.approx(0.5)
+    assert row["last_server_late_sec"] == pytest.approx(0.5)
 
 
 def test_servers_that_differ_a_little_are_not_accused(tmp_path):
@@ -274,7 +279,7 @@ def test_what_an_update_lacks_is_null_and_a_sentence_says_what_would_record_it(t
     told = json.loads(capsys.readouterr().out)
     [row] = told["updates"]
     parts = [f"{part}_sec" for part in ("pause", "drain", "resume", "flush")]
-    unknown = ("running", "in_flight", "lost_sec", "resumed", "aborted", "aborted_tokens", "last", *parts)
+    unknown = ("running", "in_flight", "lost_sec", "resumed", "aborted", "aborted_tokens", "last_server", *parts)
     assert {row[name] for name in unknown} == {None}
     words = " ".join(told["missing"])
     for setting in (

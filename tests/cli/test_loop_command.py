@@ -46,8 +46,8 @@ def test_json_has_the_same_and_every_key_that_the_help_names(capsys, tmp_path):
     [step] = answer["steps"]
     for side in ("trainer", "rollout"):
         parts = [row["sec"] for row in answer["ledger"] if row["side"] == side]
-        assert sum(parts) == pytest.approx(step["wall_sec"])
-    assert answer["mean"]["wall_sec"] == pytest.approx(step["wall_sec"])
+        assert sum(parts) == pytest.approx(step["to_next_step_sec"])
+    assert answer["mean"]["to_next_step_sec"] == pytest.approx(step["to_next_step_sec"])
 
 
 def test_without_the_trainer_its_columns_are_unknown_and_the_reason_is_said(capsys, tmp_path):

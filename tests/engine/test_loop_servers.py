@@ -37,7 +37,7 @@ def test_the_shape_of_a_real_loop_is_told_and_both_sides_add_up(runs, name: str)
     assert loop.shape() == shape
     steps = loop.steps()
     whole = loop.ledger().group_by("step", "side").agg(pl.col("sec").sum()).join(steps, on="step")
-    assert whole.select(((pl.col("sec") - pl.col("wall_sec")).abs() < 1e-6).all()).item()
+    assert whole.select(((pl.col("sec") - pl.col("to_next_step_sec")).abs() < 1e-6).all()).item()
     assert len(steps) == count
     assert (steps["train_sec"] >= 0.99 * train_sec).all()  # a sleep is never shorter, but for rounding
     assert (steps["weights_sec"] >= 0.099).all()

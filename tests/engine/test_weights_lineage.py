@@ -127,7 +127,7 @@ def test_an_update_has_its_parts_as_the_server_went_through_them(run):
     paused = updates[2]
     assert paused["pause_sec"] > 0
     assert paused["resume_sec"] > 0
-    assert paused["wall_sec"] > 2  # the time between pause and resume belongs to it
+    assert paused["duration_sec"] > 2  # the time between pause and resume belongs to it
     assert [server["server"] for server in paused["servers"]] == ["scheduler_0_tp0"]
 
 

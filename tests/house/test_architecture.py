@@ -122,6 +122,7 @@ MAY_IMPORT = {
     "analysis.tables.rollout": ANSWERS | {"analysis.tables"},
     "analysis.tables.engine": ANSWERS | {"analysis.tables"},
     "analysis.tables.responses": ANSWERS | {"analysis.tables"},
+    "analysis.tables.training": ANSWERS | {"analysis.tables"},
     "analysis.tables.run": ANSWERS | {"analysis.tables"},
     "analysis.dataset": ANSWERS | {"analysis.tables", "analysis.tables.run"},
     "analysis.long_runs": ANSWERS | {"package"},

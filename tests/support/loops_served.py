@@ -70,7 +70,7 @@ def hold(one_server: Path, two: Path, running: int = RUNNING) -> list[Held]:
     predictions = []
     for number, more in ((0, 1), (1, -1)):
         prediction = with_replicas(loops[number], more, recorded=number + 1, running=running)
-        was, measured = (loop.mean()["wall_sec"] for loop in (loops[number], loops[1 - number]))
+        was, measured = (loop.mean()["to_next_step_sec"] for loop in (loops[number], loops[1 - number]))
         predictions.append(_held(loops[number], prediction, was, measured))
     return predictions
 

@@ -38,8 +38,8 @@ class Replicas:
         servers: How many of them the prediction is for.
         limit: How many calls a server runs at once, as fitted; None for any number.
         error: Half of the calls are farther from the fitted speed; None without a fit.
-        steps: step, validate, wall_sec, rollout_sec; rollout_saved_sec: by how much sooner the rollout would
-            end, saved_sec: the step of the loop. A loss is negative. Null where it cannot be told.
+        steps: step, validate, to_next_step_sec, rollout_sec; rollout_saved_sec: by how much sooner the
+            rollout would end, saved_sec: the step of the loop. A loss is negative. Null: it is not known.
         mean: The mean of these columns, of the steps in which both sides are at work.
     """
 
@@ -167,6 +167,6 @@ def _saved(loop: Loop, ends: pl.DataFrame) -> pl.DataFrame:
         gained = pl.min_horizontal(sooner, "trainer_waits_sec")
         lost = pl.min_horizontal(sooner + pl.col("rollout_waits_sec"), pl.lit(0.0))
         saved = pl.when(sooner > 0).then(gained).otherwise(lost)
-    names = ("step", "validate", "wall_sec", "rollout_sec")
+    names = ("step", "validate", "to_next_step_sec", "rollout_sec")
     waits = ("validation_sec", "trainer_waits_sec", "rollout_waits_sec")
     return steps.select(*names, *waits, rollout_saved_sec=sooner, saved_sec=saved)

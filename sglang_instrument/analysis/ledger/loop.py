@@ -84,7 +84,7 @@ class Loop:
 
         Returns:
             step, validate; side: "trainer" or "rollout"; part: one of `LOOP_PARTS`; sec. The seconds of a
-            step and side add up to its `wall_sec` of `steps`. A side without records is left out.
+            step and side add up to its `to_next_step_sec` of `steps`. A side without records is left out.
         """
         there = {"trainer": self.is_seen, "rollout": self.lanes.has_rollout}
         sides = [side for side in SIDES if there[side]]
@@ -104,11 +104,12 @@ class Loop:
         """Return one row per step, in the order of time; null is what the log does not tell.
 
         Returns:
-            step, validate, wall_sec; rollout_sec: in which the rollout works (generation, tools, rewards);
-            train_sec: in which the trainer works (rewards, log-probs, update, checkpoint); both_sec: in which
-            both do; weights_sec; validation_sec; trainer_waits_sec, rollout_waits_sec; reward_sec: of all
-            rewards, summed over requests, and of the trainer's; reward_exposed_sec: in which nothing but
-            rewards goes on; reward_hidden_sec: the others, behind generation, training, or one another.
+            step, validate, to_next_step_sec; rollout_sec: in which the rollout works (generation, tools,
+            rewards); train_sec: in which the trainer works (rewards, log-probs, update, checkpoint);
+            both_work_sec: in which both do; weights_sec; validation_sec; trainer_waits_sec,
+            rollout_waits_sec; reward_sec: of all rewards, summed over requests, and of the trainer's;
+            reward_alone_sec: in which nothing but rewards goes on; reward_overlapped_sec: the others, behind
+            generation, training, or one another.
         """
         seen, both = self.is_seen, self.is_seen and self.lanes.has_rollout
         works, generates = pl.col("trainer").is_in(list(WORKS)), pl.col("rollout").is_in(list(GENERATES))
@@ -120,27 +121,25 @@ class Loop:
 
         table = self.moments.group_by(STEP).agg(
             begin_us=pl.col("from_us").min(),
-            wall_sec=pl.col("sec").sum(),
+            to_next_step_sec=pl.col("sec").sum(),
             rollout_sec=seconds(generates, self.lanes.has_rollout),
             train_sec=seconds(works, seen),
-            both_sec=seconds(works & generates, both),
+            both_work_sec=seconds(works & generates, both),
             weights_sec=seconds((pl.col("trainer") == WEIGHTS) | (pl.col("rollout") == WEIGHTS), self._syncs),
             validation_sec=seconds((pl.col("trainer") == VALIDATION) | (pl.col("rollout") == VALIDATION)),
             trainer_waits_sec=seconds(pl.col("trainer") == TRAINER_WAITS, seen),
             rollout_waits_sec=seconds(pl.col("rollout") == ROLLOUT_WAITS, both),
             scored_sec=seconds(scores),
-            reward_exposed_sec=seconds(alone, seen),
+            reward_alone_sec=seconds(alone, seen),
         )
         table = table.join(self._rewards(), on=STEP, how="left").sort("begin_us")
         known = total(table["reward_sec"]) + total(table["scored_sec"]) > 0
         whole = pl.col("reward_sec").fill_null(0.0) + pl.col("scored_sec")
-        exposed = (
-            pl.min_horizontal("reward_exposed_sec", whole) if known and seen else pl.lit(None, pl.Float64)
-        )
+        exposed = pl.min_horizontal("reward_alone_sec", whole) if known and seen else pl.lit(None, pl.Float64)
         table = table.with_columns(
-            reward_sec=whole if known else pl.lit(None, pl.Float64), reward_exposed_sec=exposed
+            reward_sec=whole if known else pl.lit(None, pl.Float64), reward_alone_sec=exposed
         )
-        table = table.with_columns(reward_hidden_sec=pl.col("reward_sec") - pl.col("reward_exposed_sec"))
+        table = table.with_columns(reward_overlapped_sec=pl.col("reward_sec") - pl.col("reward_alone_sec"))
         return table.drop("begin_us", "scored_sec")
 
     def shape(self) -> Shape | None:
@@ -152,9 +151,9 @@ class Loop:
         if not self.is_seen or not self.lanes.has_rollout or self.moments.is_empty():
             return None
         # Each step counts the same: the first one may take longer than all others, and does not overlap.
-        wall = pl.col("wall_sec") - pl.col("validation_sec")
+        wall = pl.col("to_next_step_sec") - pl.col("validation_sec")
         steps = _inner(self.steps()).filter(wall > 0)
-        overlap = steps.select((pl.col("both_sec") / wall).mean()).item()
+        overlap = steps.select((pl.col("both_work_sec") / wall).mean()).item()
         if overlap is None or overlap < _LEAST_OVERLAP:
             return "synchronous"
         sent = self.moments.filter(trainer=WEIGHTS)
@@ -214,12 +213,12 @@ def _inner(steps: pl.DataFrame) -> pl.DataFrame:
 def averages(steps: pl.DataFrame) -> dict[str, float | None]:
     """Return the mean of each column of `Loop.steps`, a step; null where the log does not tell.
 
-    With trainer_waits, rollout_waits: shares of the wall time without validation.
+    With trainer_waits_share, rollout_waits_share: of the wall time without validation.
     """
     names = [name for name in steps.columns if name.endswith("_sec")]
     found: dict[str, Any] = {name: None if steps[name].null_count() else steps[name].mean() for name in names}
-    wall = (found["wall_sec"] or 0.0) - (found["validation_sec"] or 0.0)
+    wall = (found["to_next_step_sec"] or 0.0) - (found["validation_sec"] or 0.0)
     for side in SIDES:
         sec = found[f"{side}_waits_sec"]
-        found[f"{side}_waits"] = None if sec is None or wall <= 0 else sec / wall
+        found[f"{side}_waits_share"] = None if sec is None or wall <= 0 else sec / wall
     return found

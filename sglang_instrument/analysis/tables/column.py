@@ -80,6 +80,7 @@ class Column:
         frame: Whether it is a column in SQL, CSV and the notebook.
         optional: Whether it is there only if an option asks for it.
         if_any: Whether the terminal shows it only if a row has a value that is not 0.
+        shown_as: What the cells of the terminal are, where `cell` makes something else of the value.
         field: The field of the log that it is of all spans of the row: NAME, or NAME:max, NAME:mean. Numbers
             are summed; of texts it is the last one. `from_fields` fills it.
         formerly: Its name in earlier versions.
@@ -98,6 +99,7 @@ class Column:
     frame: bool = True
     optional: bool = False
     if_any: bool = False
+    shown_as: Kind | None = None
     field: str = ""
     formerly: str = ""
     former_title: str = ""
@@ -109,6 +111,11 @@ class Column:
             return self.title
         name = next((self.name.removesuffix(end) for end in _UNITS_IN_NAMES if self.name.endswith(end)), "")
         return (name or self.name).replace("_", " ")
+
+    @property
+    def printed(self) -> Kind:
+        """The kind of the cells on a terminal."""
+        return self.shown_as or self.kind
 
     @property
     def unit(self) -> str:

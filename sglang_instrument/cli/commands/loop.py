@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.training.loop import (
+    LOOP_LEDGER,
+    LOOP_MEAN,
+    LOOP_SIDES,
+    LOOP_STEPS,
+    REPLICAS,
+)
 from sglang_instrument.cli import select
+from sglang_instrument.cli.answer import FOLDER, MISSING, Key
 from sglang_instrument.cli.numbers import duration, percent
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 from sglang_instrument.errors import InstrumentError
 
 HELP: Final = """\
@@ -20,54 +28,32 @@ rewards runs behind generation. A step lasts from its begin to that of the next;
     sglang-instrument loop logs/gsm8k_600 --step 67
     sglang-instrument loop logs/gsm8k_600 --replicas +1    # what one more server would save
 
---json prints {"folder", "shape": "synchronous", "one step off" or "asynchronous", "steps": [{"step",
-"validate", "wall_sec", "rollout_sec", "train_sec", "both_sec", "weights_sec", "validation_sec",
-"trainer_waits_sec", "rollout_waits_sec", "reward_sec", "reward_exposed_sec", "reward_hidden_sec"}], "ledger":
-[{"step", "validate", "side": "trainer" or "rollout", "part", "sec"}], "mean": {the same as of a step, and
-"trainer_waits", "rollout_waits": shares}, "missing": [sentences]}. What the log does not hold is null. "mean"
-leaves out the first and the last step where rollouts run ahead. With --replicas also "replicas": {"recorded",
-"source", "servers", "limit", "error", "steps": [{"step", "validate", "wall_sec", "rollout_sec",
-"rollout_saved_sec", "saved_sec"}], "mean", "assumptions"}."""
+    step  to next step s  rollout s  train s  both work s  trainer waits s  rollout waits s
+    66              74.5       54.5     20.0          0.0             54.5             20.0
+    67             234.9      214.9     20.0          0.0            214.9             20.0"""
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.changes.replicas import Replicas
 
-_STEPS: Final = (
-    Column("step", "its number"),
-    Column("wall", "from its begin to that of the next step", "time"),
-    Column("rollout", "in which the rollout works: generation, tools, rewards", "time"),
-    Column("training", "in which the trainer works: rewards, log-probs, update, checkpoint", "time"),
-    Column("both", "in which both work", "time", gives_way=5),
-    Column("weights", "in which weights are sent", "time", gives_way=4),
-    Column("trainer waits", "in which the trainer waits for the rollout", "time"),
-    Column("rollout waits", "in which no request is in flight while the trainer works", "time"),
-    Column("exposed reward", "in which nothing but rewards goes on", "time", gives_way=2),
-    Column(
-        "hidden reward",
-        "seconds of the other rewards, summed over requests: behind generation, training, or one another",
-        "time",
-        gives_way=1,
-    ),
-)
-_PARTS: Final = (
-    Column("part", "what a side does; both sides add up to the wall time"),
-    Column("trainer", "seconds of the trainer's side", "time"),
-    Column("trainer's share", "of the wall time", "share"),
-    Column("rollout", "seconds of the rollout's side", "time"),
-    Column("rollout's share", "of the wall time", "share"),
-)
-_REPLICAS: Final = (
-    Column("step", "its number"),
-    Column("wall", "from its begin to that of the next step, as recorded", "time"),
-    Column("rollout", "in which the rollout works, as recorded", "time"),
-    Column("rollout sooner", "by how much sooner the rollout would end; negative: later", "time"),
-    Column("saved", "by how much shorter the step would be; negative: longer", "time"),
-    Column("saved share", "of the wall time", "share"),
-)
-TABLES: Final = {
-    "steps": _STEPS,
-    "both sides": _PARTS,
-    "--replicas: with more or fewer servers": _REPLICAS,
+TABLES: Final = (LOOP_STEPS, LOOP_SIDES, LOOP_MEAN, LOOP_LEDGER, REPLICAS)
+_REPLICAS: Final = {
+    "recorded": Key("integer", "how many servers the run had"),
+    "source": Key("string", "how this is known: log, workers, told or assumed"),
+    "servers": Key("integer", "how many servers are estimated"),
+    "limit": Key("integer", "how many calls a server runs at once; null for any number"),
+    "error": Key("number", "half of the calls are farther from the fitted speed; null without a fit"),
+    "steps": Key(REPLICAS),
+    "mean": Key("object", "the mean of each column, a step"),
+    "assumptions": Key("array", "sentences"),
+}
+ANSWER: Final = {
+    "folder": FOLDER,
+    "shape": Key("string", "synchronous, one step off, or asynchronous; null if both sides are not seen"),
+    "steps": Key(LOOP_STEPS),
+    "ledger": Key(LOOP_LEDGER),
+    "mean": Key(LOOP_MEAN, is_row=True),
+    "missing": MISSING,
+    "replicas": Key(_REPLICAS, "with --replicas", optional=True),
 }
 _SOURCES: Final = {
     "log": "as the log of its calls tells",
@@ -82,10 +68,6 @@ _WORDS: Final = {
     "asynchronous": "asynchronous: both sides at once",
     None: "the log does not show both sides",
 }
-_OF_STEP: Final = (
-    *("wall_sec", "rollout_sec", "train_sec", "both_sec", "weights_sec"),
-    *("trainer_waits_sec", "rollout_waits_sec", "reward_exposed_sec", "reward_hidden_sec"),
-)
 _Row = dict[str, Any]
 
 
@@ -129,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
         known = {"recorded": args.servers, "running": args.max_running}
         replicas = with_replicas(loop, args.replicas, serving_of(opened), **known)
     if args.json:
-        told = {"shape": shape, "steps": steps.to_dicts(), "ledger": ledger.to_dicts(), "mean": mean}
+        told: _Row = {"shape": shape, "steps": LOOP_STEPS.in_json(steps.to_dicts())}
+        told |= {"ledger": LOOP_LEDGER.in_json(ledger.to_dicts()), "mean": LOOP_MEAN.in_json([mean])[0]}
         more = {} if replicas is None else {"replicas": _as_json(replicas, steps["step"].to_list())}
         print_json({"folder": str(opened.folder), **told, "missing": missing, **more})
         return 0
@@ -149,10 +132,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_steps(title: str, steps: list[_Row]) -> None:
-    shown = sorted(sorted(steps, key=lambda row: -row["wall_sec"])[:_SHOWN], key=lambda row: row["step"])
+    shown = sorted(
+        sorted(steps, key=lambda row: -row["to_next_step_sec"])[:_SHOWN], key=lambda row: row["step"]
+    )
     of = f" (the {len(shown)} longest of {len(steps)} steps)" if len(shown) < len(steps) else ""
-    rows = [(str(row["step"]), *(row[name] for name in _OF_STEP)) for row in shown]
-    print_table(_STEPS, rows, title=f"{title}{of}")
+    print_rows(LOOP_STEPS, shown, title=f"{title}{of}")
 
 
 def _print_sides(ledger: list[_Row]) -> None:
@@ -166,37 +150,29 @@ def _print_sides(ledger: list[_Row]) -> None:
     parts = [part for part in LOOP_PARTS if any(part in side for side in sums.values())]
     rows = []
     for part in (*parts, "sum"):
-        cells: list[float | None] = []
+        shown: _Row = {"part": part}
         for name in ("trainer", "rollout"):
             side = sums.get(name)
             whole = sum(side.values()) if side else 0.0
             sec = None if side is None else whole if part == "sum" else side.get(part, 0.0)
-            cells += [sec, None if sec is None or not whole else sec / whole]
-        rows.append((part, *cells))
-    print_table(_PARTS, rows, title="\nboth sides, what their time was spent on")
+            shown |= {f"{name}_sec": sec, f"{name}_share": None if sec is None or not whole else sec / whole}
+        rows.append(shown)
+    print_rows(LOOP_SIDES, rows, title="\nboth sides, what their time was spent on")
 
 
 def _as_json(replicas: Replicas, steps: list[int]) -> _Row:
     from sglang_instrument.analysis.changes.replicas import ASSUMED
 
     rows = [row for row in replicas.steps.to_dicts() if row["step"] in steps]
-    return {**vars(replicas), "steps": rows, "assumptions": list(ASSUMED)}
+    return {**vars(replicas), "steps": REPLICAS.in_json(rows), "assumptions": list(ASSUMED)}
 
 
 def _print_replicas(replicas: Replicas, steps: list[int]) -> None:
     from sglang_instrument.analysis.changes.replicas import ASSUMED
 
     all_rows = [row for row in replicas.steps.to_dicts() if row["step"] in steps]
-    rows = [
-        (
-            str(row["step"]),
-            *(row[name] for name in ("wall_sec", "rollout_sec", "rollout_saved_sec", "saved_sec")),
-            None if row["saved_sec"] is None else row["saved_sec"] / row["wall_sec"],
-        )
-        for row in all_rows[:_SHOWN]
-    ]
     title = f"\n{replicas.servers} servers in place of {replicas.recorded}: a model, not a measurement"
-    print_table(_REPLICAS, rows, title=title)
+    print_rows(REPLICAS, all_rows[:_SHOWN], title=title, cells={"saved_share": _saved_share})
     sooner, saved = replicas.mean["rollout_saved_sec"], replicas.mean["saved_sec"]
     if sooner is not None:
         loop = "is not known without the trainer's phases"
@@ -212,24 +188,30 @@ def _print_replicas(replicas: Replicas, steps: list[int]) -> None:
         print_line(line)
 
 
+def _saved_share(row: Mapping[str, Any]) -> float | None:
+    saved, whole = row["saved_sec"], row["to_next_step_sec"]
+    return None if saved is None else float(saved / whole)
+
+
 def _sentences(shape: str | None, mean: dict[str, Any]) -> list[str]:
     """Return in words which side waits, and what runs behind what."""
     lines = []
     waits = [
-        f"the {side} waits for the {other}: {duration(sec)} a step, {percent(mean[f'{side}_waits'] or 0.0)} %"
+        f"the {side} waits for the {other}: {duration(sec)} a step, "
+        f"{percent(mean[f'{side}_waits_share'] or 0.0)} %"
         for side, other in (("trainer", "rollout"), ("rollout", "trainer"))
         if (sec := mean[f"{side}_waits_sec"]) is not None
     ]
     if waits:
         lines.append("; ".join(waits))
-    if shape == "synchronous" and mean["wall_sec"]:
+    if shape == "synchronous" and mean["to_next_step_sec"]:
         hidden = min(mean["rollout_sec"], mean["train_sec"])
         lines.append(
             "one side always waits, because they take turns: a rollout that runs ahead would save at most "
             f"{duration(hidden)} a step"
         )
-    if mean["reward_exposed_sec"] is not None:
-        exposed, other = duration(mean["reward_exposed_sec"]), duration(mean["reward_hidden_sec"])
+    if mean["reward_alone_sec"] is not None:
+        exposed, other = duration(mean["reward_alone_sec"]), duration(mean["reward_overlapped_sec"])
         lines.append(
             f"rewards: {exposed} a step on the critical path; {other}, summed over requests, behind others"
         )

@@ -8,9 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.training.weights import (
+    LINEAGE,
+    LINEAGE_BY_WEIGHTS,
+    UPDATE_SERVERS,
+    UPDATES,
+)
 from sglang_instrument.cli import select
-from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told, reading
+from sglang_instrument.cli.answer import FOLDER, MISSING, Key
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, print_told, reading
 from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
@@ -23,61 +29,19 @@ Show each weight update: its parts, its servers, the calls that stood still, the
     sglang-instrument weights logs/gsm8k_600 --update 3     # by server
     sglang-instrument weights logs/gsm8k_600 --lineage      # which weights made replies and cached prefixes
 
---json prints {"folder", "updates": [{"update", "weight_version", "step", "start_us", "end_us", "wall_sec",
-"pause_sec", "drain_sec", "transfer_sec", "resume_sec", "flush_sec", "is_done", "servers": [{"server", the
-same parts, "start_us", "end_us", "is_done"}], "last", "last_by_sec", "running", "in_flight", "lost_sec",
-"resumed", "aborted", "aborted_tokens"}], "findings": [{"cause", "sentence", "advice", "evidence"}],
-"missing": [sentences]} and, with --lineage, "lineage": [{"rid", "request_id", "turn", "step", "server",
-"scheduler", "start_us", "end_us", "label", "first_weights", "weights", "prefix_weights", "updates_during",
-"updates_since_flush", "prompt_tokens", "cached_tokens", "stale_least", "stale_most", "label_is_wrong"}]. What
-the log does not tell is null."""
+    update  weight version  duration s  pause s  transfer s  stalled calls  stalled s  last server
+    1       7                     6.00     0.12        4.80             64        312  scheduler_2_tp0
 
-_PARTS: Final = (
-    Column("pause", "time in which generation was being paused", "time"),
-    Column("drain", "time in which an engine waited for its calls to end", "time", gives_way=3),
-    Column("transfer", "time in which some server received weights", "time"),
-    Column("resume", "time in which generation was being resumed", "time", gives_way=2),
-    Column("flush", "time in which caches were flushed", "time", gives_way=1),
-)
-_UPDATES: Final = (
-    Column("update", "its number in the log, from 1"),
-    Column("version", "the version that the trainer or the engine gave these weights"),
-    Column("wall", "from its first record to its last", "time"),
-    *_PARTS,
-    Column("stalled", "calls in flight while generation stood still", "count"),
-    Column("lost", "the time that these calls stood still, summed", "time"),
-    Column("aborted", "calls that ended as aborted, and whose request did not go on", "count"),
-    Column("last", "the server that was done last", gives_way=5),
-    Column("by", "how much later than the server before it", "time", gives_way=4),
-)
-_SERVERS: Final = (Column("server", "the server, or the process that speaks to it"), *_PARTS)
-_LINEAGE: Final = (
-    Column("weights", "the version with which the reply began, or the number of its update"),
-    Column("calls", "how many calls", "count"),
-    Column("mixed", "calls whose reply was written with more than one version", "count"),
-    Column("tokens", "tokens of the replies", "count", gives_way=1),
-    Column("cached", "tokens of the prompts that came from the cache", "count"),
-    Column("stale from", "of these, at least so many are of older weights", "count"),
-    Column("to", "of these, at most so many are of older weights", "count"),
-    Column("wrong labels", "replies whose label contradicts the updates", "count"),
-)
-_CALLS: Final = (
-    Column("call", "the engine's name of the call"),
-    Column("server", "the scheduler", gives_way=1),
-    Column("weights", "the version with which the reply began"),
-    Column("prefix", "the oldest version of which its cached prefix may be"),
-    Column("cached", "tokens of its prompt that came from the cache", "count"),
-    Column("stale from", "of these, at least so many are of older weights", "count"),
-    Column("to", "of these, at most so many are of older weights", "count"),
-    Column("label", "the version that the reply says"),
-)
-TABLES: Final = {
-    "updates": _UPDATES,
-    "--update: by server": _SERVERS,
-    "--lineage: replies by their weights": _LINEAGE,
-    "--lineage: calls with a prefix of older weights, or a wrong label": _CALLS,
+What the log does not tell is null in JSON, and - in the table."""
+
+TABLES: Final = (UPDATES, UPDATE_SERVERS, LINEAGE_BY_WEIGHTS, LINEAGE)
+ANSWER: Final = {
+    "folder": FOLDER,
+    "updates": Key(UPDATES),
+    "findings": Key("array", "the verdict about updates: cause, sentence, advice, evidence"),
+    "missing": MISSING,
+    "lineage": Key(LINEAGE, optional=True),
 }
-_PART_NAMES: Final = tuple(f"{column.name}_sec" for column in _PARTS)
 _SHOWN: Final = 20
 _NO_CALL: Final = (
     "no engine call has a lineage: SGLang's own processes record calls and updates (SGLANG_INSTRUMENT=1 in "
@@ -124,9 +88,15 @@ def run(args: argparse.Namespace) -> int:
             {name: getattr(one, name) for name in ("cause", "sentence", "advice", "evidence")}
             for one in found
         ]
-        more = {} if calls is None else {"lineage": calls.to_dicts()}
+        more = {} if calls is None else {"lineage": LINEAGE.in_json(calls.to_dicts())}
         print_json(
-            {"folder": str(opened.folder), "updates": updates, "findings": told, "missing": missing, **more}
+            {
+                "folder": str(opened.folder),
+                "updates": UPDATES.in_json(updates),
+                "findings": told,
+                "missing": missing,
+                **more,
+            }
         )
         return 0
     if calls is not None:
@@ -134,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.update is not None:
         _print_servers(opened.name, updates[0])
     elif updates:
-        _print_updates(opened.name, updates)
+        print_rows(UPDATES, updates, title=f"{opened.name}: weight updates")
         for sentence in missing:
             print_line(sentence)
     else:
@@ -150,28 +120,10 @@ def _no_such(wanted: int, updates: list[dict[str, Any]]) -> list[dict[str, Any]]
     raise LogError(f"no update {wanted}; {there}")
 
 
-def _print_updates(name: str, updates: list[dict[str, Any]]) -> None:
-    rows = [
-        (
-            str(row["update"]) if row["is_done"] else f"{row['update']} failed",
-            row["weight_version"],
-            row["wall_sec"],
-            *(row[part] for part in _PART_NAMES),
-            row["in_flight"],
-            row["lost_sec"],
-            row["aborted"],
-            row["last"],
-            row["last_by_sec"],
-        )
-        for row in updates
-    ]
-    print_table(_UPDATES, rows, title=f"{name}: weight updates")
-
-
 def _print_servers(name: str, update: dict[str, Any]) -> None:
     version = f", version {update['weight_version']}" if update["weight_version"] is not None else ""
-    rows = [(row["server"], *(row[part] for part in _PART_NAMES)) for row in update["servers"]]
-    print_table(_SERVERS, rows, title=f"{name}: update {update['update']}{version}, the last server last")
+    title = f"{name}: update {update['update']}{version}, the last server last"
+    print_rows(UPDATE_SERVERS, update["servers"], title=title)
 
 
 def _print_lineage(name: str, calls: pl.DataFrame) -> None:
@@ -181,8 +133,8 @@ def _print_lineage(name: str, calls: pl.DataFrame) -> None:
 
     told = calls.drop_nulls("first_weights")
     if not told.is_empty():
-        rows = [tuple(row.values()) for row in lineage_by_weights(told).to_dicts()]
-        print_table(_LINEAGE, rows, title=f"{name}: replies by their weights")
+        rows = lineage_by_weights(told).to_dicts()
+        print_rows(LINEAGE_BY_WEIGHTS, rows, title=f"{name}: replies by their weights")
     odd = told.filter((pl.col("stale_most") > 0) | pl.col("label_is_wrong"))
     if not odd.is_empty():
         _print_calls(odd)
@@ -195,7 +147,6 @@ def _print_lineage(name: str, calls: pl.DataFrame) -> None:
 
 
 def _print_calls(odd: pl.DataFrame) -> None:
-    names = ("rid", "scheduler", "first_weights", "prefix_weights", "cached_tokens")
-    shown = odd.select(*names, "stale_least", "stale_most", "label").head(_SHOWN)
     more = f", the first {_SHOWN} of {len(odd):,}" if len(odd) > _SHOWN else ""
-    print_table(_CALLS, shown.rows(), title=f"\na prefix of older weights, or a wrong label{more}")
+    title = f"\na prefix of older weights, or a wrong label{more}"
+    print_rows(LINEAGE, odd.head(_SHOWN).to_dicts(), title=title)

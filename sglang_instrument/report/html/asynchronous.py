@@ -23,7 +23,7 @@ _FATES: Final = {
     **{name: name for name in ("used", "waiting", "aborted", "filtered")},
     "over_sampled": "over-sampled",
     **{name: name for name in ("stale", "truncated", "other", "unknown")},
-    "without_variance": "no variance",
+    "equal_rewards": "equal rewards",
 }
 
 
@@ -70,7 +70,9 @@ def weights_section(run: Run) -> dict[str, Any] | None:
     calls = served_calls(run)
     updates = updates_of(spans, calls)
     replies = lineage_of(spans, calls).drop_nulls("first_weights")
-    shown = sorted(sorted(updates, key=lambda row: -row["wall_sec"])[:_MOST], key=lambda row: row["update"])
+    shown = sorted(
+        sorted(updates, key=lambda row: -row["duration_sec"])[:_MOST], key=lambda row: row["update"]
+    )
     return {
         "rows": shown,
         "of_rows": len(updates),

@@ -27,7 +27,7 @@ def loop_section(run: Run) -> dict[str, Any] | None:
     steps = loop.steps()
     sums = loop.ledger().group_by("part", "side").agg(pl.col("sec").sum())
     by_part = {(row["part"], row["side"]): row["sec"] for row in sums.to_dicts()}
-    wall = float(steps["wall_sec"].sum()) or 1.0
+    wall = float(steps["to_next_step_sec"].sum()) or 1.0
     parts = [
         {"part": part, **{side: by_part.get((part, side), 0.0) for side in ("trainer", "rollout")}}
         for part in LOOP_PARTS
@@ -36,8 +36,8 @@ def loop_section(run: Run) -> dict[str, Any] | None:
     return {
         "shape": shape,
         "mean": loop.mean(),
-        "wall_sec": wall,
+        "to_next_step_sec": wall,
         "parts": parts,
-        "steps": steps.sort("wall_sec", descending=True).head(_MOST).sort("step").to_dicts(),
+        "steps": steps.sort("to_next_step_sec", descending=True).head(_MOST).sort("step").to_dicts(),
         "of_steps": len(steps),
     }

@@ -189,7 +189,7 @@ def demand_loop(outcome):
     loop = analysis.loop_of(analysis.open_run(outcome.folder / "run"))
     # Which sides overlap in steps of half a second depends on the machine: tests/analysis has clear shapes.
     assert loop.shape() in ("synchronous", "one step off", "asynchronous")
-    wall = {row["step"]: row["wall_sec"] for row in loop.steps().to_dicts()}
+    wall = {row["step"]: row["to_next_step_sec"] for row in loop.steps().to_dicts()}
     sums = {}
     for row in loop.ledger().to_dicts():
         sums[row["step"], row["side"]] = sums.get((row["step"], row["side"]), 0.0) + row["sec"]

@@ -43,10 +43,10 @@ def staleness_table(fates: pl.DataFrame, by_worker: bool = False) -> pl.DataFram
 
     Returns:
         step: of the trainer; worker; samples: that it took; known: those with a known staleness; version: of
-        the trainer; mean, p50, p99, max: of their staleness, in versions; mixed: share of samples whose
+        the trainer; mean, p50, p99, max: of their staleness, in versions; mixed_share: of samples whose
         weights changed while they were made; waited_sec: mean from their end to their use; max_staleness;
-        over: samples above it; ahead: samples whose versions are newer than the trainer's. Null where the log
-        does not tell.
+        over_limit: samples above it; ahead: samples whose versions are newer than the trainer's. Null where
+        the log does not tell.
     """
     used = with_staleness(fates.filter(pl.col("fate") == USED))
     key = ["step", "worker"] if by_worker else ["step"]
@@ -62,10 +62,10 @@ def staleness_table(fates: pl.DataFrame, by_worker: bool = False) -> pl.DataFram
             p50=stale.quantile(0.5, "linear"),
             p99=stale.quantile(0.99, "linear"),
             max=stale.max(),
-            mixed=pl.col("mixed").mean(),
+            mixed_share=pl.col("mixed").mean(),
             waited_sec=pl.col("waited_sec").mean(),
             max_staleness=pl.col("max_staleness").max(),
-            over=pl.when(pl.col("over").count() > 0).then(pl.col("over").sum().cast(pl.Int64)),
+            over_limit=pl.when(pl.col("over").count() > 0).then(pl.col("over").sum().cast(pl.Int64)),
             ahead=pl.when(pl.col("ahead").count() > 0).then(pl.col("ahead").sum().cast(pl.Int64)),
         )
         .sort(key)

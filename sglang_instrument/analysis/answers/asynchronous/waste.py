@@ -53,10 +53,10 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
     Returns:
         step; requests; generated: tokens of all replies, null if no request logs its tokens; a column of
         tokens for each of FATES, which add up to `generated`, null where the trainer logs nothing of the
-        kind; wasted: those of REASONS, null if the log tells none of them; uncounted: requests whose tokens
-        are not logged; cut: of `used`, tokens of replies that ended at their limit; without_variance: of
-        `used`, tokens of groups whose rewards are all equal, which teach a group-relative trainer nothing;
-        null where use, or the reason of an end, or groups and rewards are not logged.
+        kind; wasted: those of REASONS, null if the log tells none of them; uncounted_requests: requests whose
+        tokens are not logged; used_at_limit: of `used`, tokens of replies that ended at their limit;
+        equal_rewards: of `used`, tokens of groups whose rewards are all equal, which teach a group-relative
+        trainer nothing; null where use, or the reason of an end, or groups and rewards are not logged.
     """
     tokens = pl.col("generated_tokens")
     rows = fates.with_columns(flat=_is_flat(fates))
@@ -74,9 +74,9 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
         *by_fate,
         requests=pl.len().cast(pl.Int64),
         generated=pl.when(is_counted).then(tokens.sum()),
-        uncounted=tokens.null_count().cast(pl.Int64),
-        cut=pl.when(tells_cut).then(cut),
-        without_variance=pl.when(is_counted & (USED in told) & (pl.col("flat").count() > 0)).then(flat),
+        uncounted_requests=tokens.null_count().cast(pl.Int64),
+        used_at_limit=pl.when(tells_cut).then(cut),
+        equal_rewards=pl.when(is_counted & (USED in told) & (pl.col("flat").count() > 0)).then(flat),
     )
     wasted = pl.when(pl.any_horizontal(pl.col(REASONS).is_not_null())).then(pl.sum_horizontal(REASONS))
     return table.with_columns(wasted=wasted).sort("step")

@@ -42,8 +42,8 @@ def waste_words(total: Mapping[str, Any] | None, engine: Mapping[str, Any] | Non
     said = []
     if total is not None and total["generated"]:
         said.append(_thrown_away(total))
-        if total["cut"]:
-            said.append(f"{total['cut']:,} tokens were used of replies that hit their limit")
+        if total["used_at_limit"]:
+            said.append(f"{total['used_at_limit']:,} tokens were used of replies that hit their limit")
     if engine is not None and engine["generated"] is not None:
         aborted, again = engine["aborted"], engine["computed_again"]
         ended = "" if aborted is None else f", {aborted:,} of them in aborted ones"

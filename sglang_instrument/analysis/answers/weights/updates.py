@@ -48,10 +48,11 @@ def weight_updates(run: Run) -> list[Row]:
 
     Returns:
         update: its number, from 1; weight_version; step: of the trainer's record, if one tells; start_us,
-        end_us, wall_sec: from its first record to its last; pause_sec, drain_sec, transfer_sec, resume_sec,
-        flush_sec: during which some process was in this part; is_done: false if a transfer failed; servers:
-        as `by_server` has them; last: the server that was last, and last_by_sec: how much later than the one
-        before it; running: calls that had begun before generation stood still, and ran when the update began;
+        end_us, duration_sec: from its first record to its last; pause_sec, drain_sec, transfer_sec,
+        resume_sec, flush_sec: during which some process was in this part; is_done: false if a transfer
+        failed; servers: as `by_server` has them; last_server: the server that was last, and
+        last_server_late_sec: how much later than the one before it; running: calls that had begun before
+        generation stood still, and ran when the update began;
         in_flight: calls that the standstill met, those that came meanwhile, too; lost_sec: the sum of the
         time that they stood still; resumed, aborted: calls that were aborted meanwhile, whose request went on
         with another call, or did not; aborted_tokens: what the latter had written.
@@ -111,7 +112,7 @@ def _update(number: int, group: list[Row]) -> Row:
         "step": next((span["step"] for span in group if span["step"] is not None), None),
         "start_us": start,
         "end_us": end,
-        "wall_sec": (end - start) / 1e6,
+        "duration_sec": (end - start) / 1e6,
         **{f"{part}_sec": _covered_sec(own) if own else None for part, own in parts.items()},
         "is_done": not any(span["is_done"] is False for span in parts["transfer"]),
         "servers": servers,
@@ -161,10 +162,10 @@ def _server_of(span: Row) -> str:
 
 def _last(servers: list[Row]) -> Row:
     if len(servers) < 2:
-        return {"last": None, "last_by_sec": None}
+        return {"last_server": None, "last_server_late_sec": None}
     last, before = servers[-1], servers[-2]
     by_us = last["end_us"] - before["end_us"]
-    return {"last": last["server"] if by_us else None, "last_by_sec": by_us / 1e6}
+    return {"last_server": last["server"] if by_us else None, "last_server_late_sec": by_us / 1e6}
 
 
 def _covered_sec(spans: list[Row]) -> float:

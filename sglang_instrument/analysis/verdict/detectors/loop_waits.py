@@ -48,7 +48,7 @@ _FEWEST: Final = 3  # steps
 _WORDS: Final = {
     "trainer-waits": ("trainer_waits_sec", "the trainer waits for the rollout"),
     "rollout-waits": ("rollout_waits_sec", "the rollout waits for the trainer"),
-    "exposed-reward": ("reward_exposed_sec", "nothing but rewards goes on for"),
+    "exposed-reward": ("reward_alone_sec", "nothing but rewards goes on for"),
 }
 
 
@@ -63,7 +63,7 @@ def find_loop_waits(evidence: Evidence) -> Findings:
     if shape is None:
         return
     steps = steady(loop.steps(), shape)
-    wall = pl.col("wall_sec") - pl.col("validation_sec")
+    wall = pl.col("to_next_step_sec") - pl.col("validation_sec")
     for cause, (column, words) in _WORDS.items():
         if shape == "synchronous" and cause != "exposed-reward":
             continue

@@ -136,8 +136,8 @@ def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
     late: dict[str, list[tuple[float, int]]] = {}
     for row in updates:
         others = [(one["end_us"] - one["start_us"]) / 1e6 for one in row["servers"][:-1]]
-        if others and row["last_by_sec"] >= max(_LATE_SEC, _LATE * median(others)):
-            late.setdefault(row["last"], []).append((row["last_by_sec"], row["update"]))
+        if others and row["last_server_late_sec"] >= max(_LATE_SEC, _LATE * median(others)):
+            late.setdefault(row["last_server"], []).append((row["last_server_late_sec"], row["update"]))
     for server, times in late.items():
         lost = sum(sec for sec, _ in times)
         most, update = max(times)

@@ -137,7 +137,7 @@ R.blameTable = () => {
     ["caused wait", (row) => row.caused_wait_sec, R.alike],
     ["saved if it alone were faster", (row) => row.possible_saving_sec, R.alike],
     ["waited", (row) => row.wait_sec, R.alike],
-    ["came last", (row) => row.last, (last, row) => `${last} of ${row.barriers}`],
+    ["came last", (row) => row.times_last, (last, row) => `${last} of ${row.barriers}`],
   ];
   R.tableOf(R.$("blame"), columns, rows.slice(0, 32));
 };
