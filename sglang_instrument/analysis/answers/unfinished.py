@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from sglang_instrument.analysis.reading.files import last_open_reports
+from sglang_instrument.analysis.reading.last_open import last_open_reports
 from sglang_instrument.analysis.run.opening import Run
 
 _OF_SPANS: Final = ("event", "tool", "request_id", "turn", "age_sec", "place", "stack")
@@ -26,7 +26,7 @@ def unended_spans(run: Run) -> list[dict[str, Any]]:
     ]
     return [
         {"file": file.path, "pid": pid, **{key: span.get(key) for key in _OF_SPANS}}
-        for file, pid, spans in [*reports, *run.open_at_end]
+        for file, pid, spans in [*reports, *((end.file, end.pid, end.spans) for end in run.open_at_end)]
         for span in spans
         if isinstance(span, dict)
     ]

@@ -9,7 +9,7 @@ import msgspec
 from sglang_instrument.analysis.reading.folders import Place, place_at
 from sglang_instrument.analysis.reading.launches import Launch, launches_in
 from sglang_instrument.analysis.reading.records.fields import ControlFields
-from sglang_instrument.schema import EVENTS, LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
+from sglang_instrument.schema import EVENTS, LOG_CLOSED, LOG_OPENED, STEP_CLOSED
 
 #: Events and keys that most files lack, of which some answers look for every line.
 TRACKED: Final = frozenset(
@@ -300,11 +300,3 @@ def ended_paths(files: Sequence[File]) -> set[str]:
         if [event for event in events if event in (LOG_OPENED, LOG_CLOSED)][-1] == LOG_CLOSED:
             ended.add(path)
     return ended
-
-
-def last_open_reports(files: Sequence[File]) -> list[tuple[File, Control]]:
-    """Return the last `open_spans` record of each file whose step, or whose log, was not closed."""
-    files = RunFiles.of(files)
-    ended = ended_paths(files)
-    reports = {file.path: (file, control) for file, control in controls_of(files, OPEN_SPANS)}
-    return [report for path, report in reports.items() if path not in ended]

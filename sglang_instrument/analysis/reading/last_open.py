@@ -1,16 +1,22 @@
-"""Find what was open in a process when it ended, though other processes went on writing to its file.
+"""Find what was open in a process when it ended, and make records of it: the log has no other trace.
+
+A request that hangs, or whose process was killed, has no record of its own. Its last `open_now` tells when it
+began and in which span it was; so it lasts at least until then. Such records have the error `UNENDED`.
 
 Many children of a program use one file in turn. So the end of a child is judged by the records between its
 own `log_opened` and that of the next child, not by the end of the file.
 """
 
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from sglang_instrument.analysis.reading.files import Control, File, ended_paths, newest_run_filter
 from sglang_instrument.analysis.reading.liveness import Process
-from sglang_instrument.analysis.reading.records.fields import RequestIds, all_typed
+from sglang_instrument.analysis.reading.records.fields import ControlFields, RequestIds, all_typed
 from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.schema import (
     LOG_CLOSED,
@@ -23,17 +29,17 @@ from sglang_instrument.schema import (
     kind_of,
 )
 
-#: The end of the name of a file that children of one program write in turn, such as "worker_0.host-c0".
-_CHILDS: Final = re.compile(r"-c\d+$")
-_REPORTS: Final = (OPEN_NOW, OPEN_SPANS)
+#: The error of a record that was made from a report of open spans.
+UNENDED: Final = "unended"
 
 
 class Ended(NamedTuple):
-    """A process that ended with spans open, and its last report of them."""
+    """A process that ended with spans open, and its last report of them, with its time."""
 
     file: File
     pid: int
     spans: list[dict[str, Any]]
+    at_us: int
 
 
 class LastReport:
@@ -94,7 +100,7 @@ def _is_open(named: dict[str, Any], events: dict[str | int | None, set[str]]) ->
 
 
 def open_at_their_end(files: Sequence[File], gone: Collection[Process]) -> list[Ended]:
-    """Return the processes that ended with spans open, of those that write a file in turn.
+    """Return the processes that ended with spans open.
 
     Args:
         files: The files of a run.
@@ -104,35 +110,110 @@ def open_at_their_end(files: Sequence[File], gone: Collection[Process]) -> list[
     ended = []
     for file in files:
         controls = [control for control in file.controls if counts(file, control.run_id)]
-        for number, (process, last) in enumerate(parts := list(_parts(file, controls))):
-            is_followed = number + 1 < len(parts) or (file.place and _CHILDS.search(file.place.stem))
-            if is_followed and process in gone and last is not None:
-                ended.append(Ended(file, process[2], _spans(last)))
-    return [process for process in ended if process.spans]
+        for process, reports in _parts(file, controls):
+            if process in gone and (spans := reports.spans()):
+                ended.append(Ended(file, process[2], spans, reports.at_us))
+    return ended
 
 
-def _parts(file: File, controls: Sequence[Control]) -> Iterator[tuple[Process, Control | None]]:
-    """Yield each process that wrote a file, with its last report if nothing was closed after that."""
+def last_open_reports(files: Sequence[File]) -> list[tuple[File, Control]]:
+    """Return the last `open_spans` record of each file whose step, or whose log, was not closed.
+
+    Ages are those at the last `open_now`, which comes more often; what had ended by then is left out.
+    """
+    counts, ended = newest_run_filter(files), ended_paths(files)
+    last = []
+    for file in files:
+        reports = _Reports()
+        for control in file.controls if file.path not in ended else ():
+            if counts(file, control.run_id):
+                reports.take(control)
+        if reports.old is not None and (spans := reports.spans()):
+            extra = ControlFields(spans=spans, open=reports.old.extra.open)
+            last.append((file, Control(OPEN_SPANS, reports.old.run_id, reports.at_us, extra)))
+    return last
+
+
+def last_said(files: Sequence[File]) -> list[tuple[File, list[dict[str, Any]]]]:
+    """Return what each file says last of what is open, where its step, or its log, was not closed."""
+    counts, ended = newest_run_filter(files), ended_paths(files)
+    said = []
+    for file in files:
+        reports = _Reports()
+        for control in file.controls if file.path not in ended else ():
+            if counts(file, control.run_id):
+                reports.take(control)
+        said.append((file, reports.spans()))
+    return [(file, spans) for file, spans in said if spans]
+
+
+@dataclass
+class _Reports:
+    """The last reports of a process: of old spans, with their places, and of what was open."""
+
+    old: Control | None = None
+    now: Control | None = None
+
+    def take(self, control: Control) -> None:
+        """Take the next control record of a file."""
+        if control.event == OPEN_SPANS:
+            self.old = control
+        elif control.event == OPEN_NOW:
+            self.now = control
+        elif control.event in (STEP_CLOSED, LOG_CLOSED):
+            self.old = self.now = None
+
+    @property
+    def at_us(self) -> int:
+        """When the newer of them was written."""
+        return max((report.time_us for report in (self.old, self.now) if report is not None), default=0)
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Return what was open by both reports, each span once."""
+        old = _dicts([] if self.old is None else self.old.extra.spans)
+        now = _dicts([] if self.now is None else self.now.extra.oldest)
+        if self.old is None or self.now is None or self.now.time_us <= self.old.time_us:
+            return old or [_as_span(named) for named in now]
+        later_sec = (self.now.time_us - self.old.time_us) / 1e6
+        counts = self.now.extra.open if isinstance(self.now.extra.open, dict) else {}
+        still = [
+            {**span, "age_sec": round(float(span.get("age_sec") or 0.0) + later_sec, 3)}
+            for span in old
+            if counts.get(str(span.get("event")))
+        ]
+        known = {(span.get("event"), span.get("request_id")) for span in still}
+        others = [_as_span(named) for named in now]
+        return [*still, *(span for span in others if (span["event"], span.get("request_id")) not in known)]
+
+
+def _dicts(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _as_span(named: dict[str, Any]) -> dict[str, Any]:
+    """Return the innermost span of a request that an `open_now` names, as `open_spans` does."""
+    span: dict[str, Any] = {
+        key: named[key] for key in ("event", "tool", "request_id", "turn") if key in named
+    }
+    return {"event": "", **span, "age_sec": named.get("in_sec", named.get("age_sec"))}
+
+
+def _parts(file: File, controls: Sequence[Control]) -> Iterator[tuple[Process, _Reports]]:
+    """Yield each process that wrote a file, with its last reports if nothing was closed after them."""
     process: Process | None = None
-    last: Control | None = None
+    reports = _Reports()
     for control in controls:
         pid = control.extra.pid
         if control.event == LOG_OPENED and file.place is not None and pid is not None:
             opened = (file.place.stem, control.extra.host, pid)
             if process is not None and process != opened:
-                yield process, last
-            process, last = opened, last if process == opened else None
-        elif control.event in _REPORTS:
-            last = control
-        elif control.event in (STEP_CLOSED, LOG_CLOSED):
-            last = None
+                yield process, reports
+            reports = reports if process == opened else _Reports()
+            process = opened
+        else:
+            reports.take(control)
     if process is not None:
-        yield process, last
-
-
-def _spans(report: Control) -> list[dict[str, Any]]:
-    named = report.extra.oldest if report.event == OPEN_NOW else report.extra.spans
-    return [span for span in named or [] if isinstance(span, dict)]
+        yield process, reports
 
 
 def still_blocked(files: Sequence[File]) -> list[tuple[File, Control]]:
@@ -162,3 +243,48 @@ def spoken(span: dict[str, Any]) -> str:
     tool = f" {span['tool']}" if span.get("tool") else ""
     request = "" if span.get("request_id") is None else f" of request {span['request_id']}"
     return f"{span.get('event')}{tool}{request}"
+
+
+def unended_lines(report: ControlFields, at_us: int) -> list[Line]:
+    """Return a record of each request that an `open_now` names, and of the span in which it was.
+
+    Args:
+        report: The fields of the record, without what ended after it.
+        at_us: When it was written.
+    """
+    stamp = datetime.fromtimestamp(at_us / 1e6, timezone.utc).isoformat(timespec="microseconds")
+    phases = report.phases if isinstance(report.phases, dict) else {}
+    opened = report.open if isinstance(report.open, dict) else {}
+    request_event = next((event for event in opened if _phase(event, phases) == "request"), None)
+    lines = []
+    for named in report.oldest if isinstance(report.oldest, list) else []:
+        if not isinstance(named, dict) or named.get("request_id") is None:
+            continue
+        inner, age_sec = str(named.get("event")), named.get("age_sec")
+        if request_event is not None:
+            lines.append(_line(stamp, at_us, request_event, phases, named, age_sec))
+        if inner != request_event:
+            lines.append(_line(stamp, at_us, inner, phases, named, named.get("in_sec", age_sec)))
+    return [line for line in lines if line is not None]
+
+
+def _phase(event: str, phases: Mapping[str, Any]) -> str:
+    return str(phases.get(event) or kind_of(event).phase)
+
+
+def _line(
+    stamp: str, at_us: int, event: str, phases: Mapping[str, Any], named: Mapping[str, Any], age_sec: Any
+) -> Line | None:
+    if not isinstance(age_sec, (int, float)) or not 0 <= age_sec < 1e9:
+        return None
+    is_request = _phase(event, phases) == "request"
+    request_id, turn, tool = named["request_id"], named.get("turn"), named.get("tool")
+    fields = {"request_id": request_id if isinstance(request_id, (str, int)) else str(request_id)}
+    if not is_request and isinstance(turn, int):
+        fields["turn"] = turn
+    if not is_request and tool is not None:
+        fields["tool"] = str(tool)
+    extra = msgspec.Raw(msgspec.json.encode(fields))
+    phase = None if phases.get(event) is None else str(phases[event])
+    begun_us = at_us - round(age_sec * 1e6)
+    return Line(stamp, event, age_sec, extra, start_us=begun_us, error=UNENDED, phase=phase)

@@ -13,7 +13,7 @@ from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns
 from sglang_instrument.analysis.reading.files import TRACKED, Control, File
 from sglang_instrument.analysis.reading.folders import Place
-from sglang_instrument.analysis.reading.last_open import LastReport
+from sglang_instrument.analysis.reading.last_open import LastReport, unended_lines
 from sglang_instrument.analysis.reading.records.fields import (
     ControlFields,
     drop_invalid_spans,
@@ -110,14 +110,12 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
                 time_us = epoch_us(line.timestamp) or 0
                 control = Control(line.event, run_id, time_us, fields, line.duration_sec)
                 if line.event in CONTROL_EVENTS:
-                    last = last_report.meet(control)
-                    file.controls += [] if last is None else [last]
+                    buffer.add_unended(last_report.meet(control), place, file)
                 if line.event != OPEN_NOW:  # the others are of use while the run runs; there are many of them
                     file.controls.append(control)
             last_report.follow(lines[begun:])
             buffer.add(lines[begun:], place, file, run_id)
-    last = last_report.end()
-    file.controls += [] if last is None else [last]
+    buffer.add_unended(last_report.end(), place, file)
     file.tracked = sorted(tracked)
 
 
@@ -174,6 +172,18 @@ class _LineBuffer:
             self._columns.add(lines, source)
         if len(self._columns) >= _BUFFERED_LINES:
             self.close()
+
+    def add_unended(self, report: Control | None, place: Place, file: File) -> None:
+        """Keep the last report of a process that ended, and for a digest add what it names as records."""
+        if report is None:
+            return
+        file.controls.append(report)
+        lines = unended_lines(report.extra, report.time_us) if self._for_digest else []
+        for line in lines:
+            line.workid, line.step, line.validate = place.worker, place.step, place.validate or None
+        self.add(lines, place, file, report.run_id)
+        if lines:
+            file.records[file.runs.index(report.run_id)] -= len(lines)  # the log has no such records
 
     def close(self) -> None:
         """Turn the buffered lines into a table."""

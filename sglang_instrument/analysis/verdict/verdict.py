@@ -16,6 +16,7 @@ from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.engine_logs import with_engine_logs
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.evidence.last_words import last_words
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.excess import (
     BETWEEN,
@@ -107,6 +108,10 @@ def _ended(evidence: Evidence, found: list[Finding]) -> str:
     if not ended or ended[0].worker is not None or not evidence.over:
         return ""
     last = step_name(ended[0].step, ended[0].validate)
+    if len(ended[0].last_us) == 1:
+        (worker,) = ended[0].last_us
+        told = last_words(evidence.digest, evidence.files, ended[0].step, ended[0].validate, worker)
+        return f"the run ended in {last}{f', {told}' if told else ''}"
     words = f"the run ended in {last}, and the log does not show which worker was the cause: "
     return f"{words}none stopped logging long before the others{_absent(evidence.digest, ended[0])}"
 

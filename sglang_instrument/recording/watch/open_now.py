@@ -239,7 +239,10 @@ class _Open:
         tool = tool_of(innermost.extra)
         if tool is not None:
             described["tool"] = tool
-        return {**described, "age_sec": round(request.duration_sec, 3)}
+        described["age_sec"] = round(request.duration_sec, 3)
+        if innermost is not request:
+            described["in_sec"] = round(innermost.duration_sec, 3)
+        return described
 
     def _event_of(self, span: Span) -> _Event:
         try:

@@ -154,9 +154,7 @@ SERVERS_OVER_TIME: Final = Table(
             terminal=False,
             optional=True,
         ),
-        Column(
-            "slice", "the slice, from 0, if rows are of slices", "count", terminal=False, optional=True
-        ),
+        Column("slice", "the slice, from 0, if rows are of slices", "count", terminal=False, optional=True),
         Column("from_sec", "its begin, after the first call", "time", terminal=False, optional=True),
         Column("to_sec", "its end", "time", terminal=False, optional=True),
         Column("server", "the server"),

@@ -9,6 +9,7 @@ from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
 from sglang_instrument.analysis.verdict.evidence.hangs import find_hangs
+from sglang_instrument.analysis.verdict.evidence.last_words import last_words
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 HANG: Final = Cause(
@@ -50,7 +51,8 @@ def _hangs(evidence: Evidence) -> list[Finding]:
             continue
         inner, oldest = hang.spans[0], float(hang.spans[-1].get("age_sec") or 0.0)
         where = f"{step_name(place.step, place.validate)}: worker {place.worker}"
-        sentence = f"{where} never ended; {spoken(inner)} was open for {oldest:.0f} s{_at(inner)}"
+        did = "blocked its event loop" if hang.blocks_loop else "was open"
+        sentence = f"{where} never ended; {spoken(inner)} {did} for {oldest:.0f} s{_at(inner)}"
         numbers = {"spans": hang.spans, "waits": hang.waits}
         found.append(
             _hang(place.step, place.validate, place.worker, oldest, sentence, numbers, inner.get("event"))
@@ -117,7 +119,8 @@ def _deaths(evidence: Evidence) -> Iterator[Finding]:
             for worker, count in one.done.items()
         ]
         where = f"{step_name(one.step, one.validate)}: worker {one.worker}"
-        sentence = f"{where} {_end_of(one, one.done[one.worker])}"
+        last = last_words(evidence.digest, evidence.files, one.step, one.validate, one.worker)
+        sentence = f"{where} {_end_of(one, one.done[one.worker])}{f'; {last}' if last else ''}"
         numbers = {"ahead_sec": one.ahead_sec, "workers": workers}
         yield Finding(
             DEATH.name, "worker", 0.0, sentence, one.step, one.validate, one.worker, evidence=numbers

@@ -16,6 +16,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.reading.files import File, controls_of, ended_paths
+from sglang_instrument.analysis.reading.last_open import UNENDED
 from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.analysis.verdict.evidence.chance import Draws
 from sglang_instrument.analysis.verdict.evidence.hangs import open_step_age_sec, waits_at_barrier
@@ -156,7 +157,8 @@ def _missed_report(digest: Digest, files: Sequence[File], step: _Step, last: dic
 def _pauses(digest: Digest, left: int) -> pl.Series:
     """Return the seconds between two records of a worker while it had about `left` requests left."""
     turns = digest.turns.select(*STEP_OF_WORKER, "end_us", done=pl.lit(0))
-    requests = digest.requests.select(*STEP_OF_WORKER, "end_us", done=pl.lit(1))
+    ended = digest.requests.filter(pl.col("error").ne_missing(UNENDED))
+    requests = ended.select(*STEP_OF_WORKER, "end_us", done=pl.lit(1))
     signs = pl.concat([turns, requests]).sort(*STEP_OF_WORKER, "end_us")
     total = pl.col("done").sum().over(STEP_OF_WORKER)
     pauses = signs.with_columns(
@@ -191,7 +193,8 @@ def _progress(digest: Digest, step: _Step, workers: dict[int, int]) -> _Progress
         [table.select(*STEP_OF_WORKER, "request_id") for table in (digest.turns, digest.requests)]
     )
     known = _count(ids.filter(here).unique())
-    done = _count(digest.requests.filter(here))
+    ended = digest.requests.filter(pl.col("error").ne_missing(UNENDED))
+    done = _count(ended.filter(here))
     others = digest.requests.filter(~here & (pl.col("validate") == step[1])).group_by(STEP_OF_WORKER).len()
     usual = others.group_by("worker").agg(least=pl.col("len").min(), most=pl.col("len").max())
     least = dict(usual.select("worker", "least").iter_rows())

@@ -7,10 +7,15 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
-from sglang_instrument.analysis.reading.files import Control, File, controls_of, last_open_reports
-from sglang_instrument.schema import STEP_CLOSED, kind_of
+from sglang_instrument.analysis.reading.files import Control, File, controls_of
+from sglang_instrument.analysis.reading.last_open import UNENDED, last_open_reports, still_blocked
+from sglang_instrument.schema import LOOP_BLOCK, STEP_CLOSED, kind_of
 
 _TIMES: Final = 2.0  # times the longest span of its phase in the run
+_BLOCKED_SEC: Final = 5.0  # a block of the loop that is shorter is no hang
+#: The event of a hang that blocks an event loop outside of any span.
+BLOCK: Final = "event_loop"
+_REQUEST: Final = ["step", "validate", "worker", "request_id"]
 
 
 @dataclass(frozen=True)
@@ -21,23 +26,27 @@ class Hang:
         file: Its log, which did not end.
         spans: As reported, the innermost first.
         waits: Whether the worker may just wait for others: the report names steps or barriers, but no work.
+        blocks_loop: Whether the one span blocks the worker's event loop.
     """
 
     file: File
     spans: list[dict[str, Any]]
     waits: bool
+    blocks_loop: bool = False
 
 
 def find_hangs(digest: Digest, files: Sequence[File]) -> list[Hang]:
     """Return the hangs in steps that never ended; a step that is merely long is no hang."""
     reports = last_open_reports(files)
+    blocked = _blocked(files)
     if not reports:
-        return []
+        return blocked
     longest, last = _longest(digest, files), _last_ends(digest)
-    found = []
+    found = blocked
+    paths = {hang.file.path for hang in blocked}
     for file, control in reports:
         place = file.place
-        if place is None or place.step is None:
+        if place is None or place.step is None or file.path in paths:  # the loop's block explains the others
             continue
         logged_later = last.get((place.step, place.validate, place.worker), 0) > control.time_us
         spans = [span for span in _spans(control) if _hangs(span, longest, logged_later)]
@@ -45,6 +54,24 @@ def find_hangs(digest: Digest, files: Sequence[File]) -> list[Hang]:
             waits = _phases(control) <= {"step", "barrier"}
             found.append(Hang(file, sorted(spans, key=_age), waits))
     return found
+
+
+def _blocked(files: Sequence[File]) -> list[Hang]:
+    """Return the event loops that were blocked when their logs ended, for longer than any before."""
+    before = [block.duration_sec or 0.0 for _, block in controls_of(files, LOOP_BLOCK)]
+    least_sec = max(_BLOCKED_SEC, _TIMES * max(before, default=0.0))
+    hangs = []
+    for file, block in still_blocked(files):
+        named, is_of_step = block.extra, file.place is not None and file.place.step is not None
+        if is_of_step and (named.age_sec or 0.0) > least_sec:
+            span: dict[str, Any] = {
+                "event": named.in_span or BLOCK,
+                "tool": named.tool,
+                "request_id": named.request_id,
+            }
+            span |= {"turn": named.turn, "age_sec": named.age_sec, "place": named.place, "stack": named.stack}
+            hangs.append(Hang(file, [span], waits=False, blocks_loop=True))
+    return hangs
 
 
 def waits_at_barrier(control: Control) -> bool:
@@ -85,14 +112,17 @@ def _longest(digest: Digest, files: Sequence[File]) -> dict[str, float]:
     closed = {(one.step, one.validate, one.worker) for one in places if one is not None}
     keys = digest.steps.select("step", "validate", "worker").iter_rows()
     whole = digest.steps.filter(pl.Series([key in closed for key in keys], dtype=pl.Boolean))
-    turn_sec = (digest.turns["end_us"] - digest.turns["start_us"]) / 1e6
+    unended = digest.requests.filter(pl.col("error") == UNENDED).select(_REQUEST)
+    turns = digest.turns.join(unended, on=_REQUEST, how="anti", nulls_equal=True)
+    requests = digest.requests.join(unended, on=_REQUEST, how="anti", nulls_equal=True)
+    turn_sec = (turns["end_us"] - turns["start_us"]) / 1e6
     found = {
         "step": whole["duration_sec"].max(),
         "barrier": whole["duration_sec"].max(),
-        "request": digest.requests["duration_sec"].max(),
+        "request": requests["duration_sec"].max(),
         "turn": turn_sec.max(),
-        "tool": digest.turns["tool_sec"].max(),
-        "reward": digest.requests["reward_sec"].max(),
+        "tool": turns["tool_sec"].max(),
+        "reward": requests["reward_sec"].max(),
     }
     known: dict[str, Any] = {phase: sec for phase, sec in found.items() if sec}
     return {"step": 0.0, **known}
