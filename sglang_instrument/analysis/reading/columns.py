@@ -87,6 +87,8 @@ _FIELDLESS: Final = frozenset(
 )
 
 
+_SIZES: Final = ("actual_response_tokens", "completion_tokens", "generated_tokens", "response_length")
+_NO_SIZES: Final = (None,) * len(_SIZES)
 #: What most lines of a file share: their source, and the keys `workid`, `step` and `validate`.
 _Origin = tuple[int, int | None, int | None, bool | None]
 _OF_ORIGINS: Final = ("source", "role", "worker", "step", "validate")
@@ -214,13 +216,11 @@ class Columns:
             line.extra is not NO_EXTRA and (code not in fieldless or line.phase is not None)
             for line, code in zip(lines, codes, strict=True)
         ]
-        others = [
-            number
-            for number, (line, is_wanted) in enumerate(zip(lines, wanted, strict=True))
-            if not is_wanted and line.extra is not NO_EXTRA
-        ]
-        for number in where_rewards([lines[number].extra for number in others]):
-            wanted[others[number]] = True
+        others = [line.extra for line, is_wanted in zip(lines, wanted, strict=True) if not is_wanted]
+        if rewarded := where_rewards(others):
+            numbers = [number for number, is_wanted in enumerate(wanted) if not is_wanted]
+            for number in rewarded:
+                wanted[numbers[number]] = True
         return wanted
 
     def _add_fields(self, fields: Sequence[ColumnFields]) -> None:
@@ -230,7 +230,7 @@ class Columns:
         lists["turns"] += [one.turns for one in fields]
         lists["finish_reason"] += [one.finish_reason for one in fields]
         lists["reward"] += [one.reward for one in fields]
-        lists["response_tokens"] += [response_tokens(one) for one in fields]
+        lists["response_tokens"] += _all_response_tokens(fields)
         for name, (field, read) in _SELDOM.items():
             lists[name] += _read(fields, field, read)
         groups, indices = _read(fields, "group", label_of), _read(fields, "group_index", label_of)
@@ -294,6 +294,15 @@ def _first_of(one: str | None, other: str | None) -> str | None:
 
 def _gathered(name: str, words: list[str], codes: pl.Series) -> pl.Series:
     return pl.Series(name, words, dtype=pl.Categorical).gather(codes)
+
+
+def _all_response_tokens(fields: Sequence[ColumnFields]) -> list[int | None]:
+    """Return `response_tokens` of each, with one call for those only that hold any."""
+    sizes = map(attrgetter(*_SIZES), fields)
+    return [
+        None if none else response_tokens(holder)
+        for none, holder in zip(map(_NO_SIZES.__eq__, sizes), fields, strict=True)
+    ]
 
 
 def _series(name: str, values: list[Any], kind: Any) -> pl.Series:

@@ -210,10 +210,13 @@ class _LineBuffer:
 
 def _without_plain_instants(lines: Sequence[Line]) -> list[Line]:
     """Return lines without records that have no duration, no reward, no samples, and a usual timestamp."""
-    plain = [line for line in lines if line.duration_sec is None and _is_plain(line)]
-    rewarded = {id(plain[number]) for number in where_rewards([line.extra for line in plain])}
-    left_out = {id(line) for line in plain} - rewarded
-    return [line for line in lines if id(line) not in left_out] if left_out else list(lines)
+    instants = [line for line in lines if line.duration_sec is None]
+    plain = [line for line in instants if _is_plain(line)]
+    rewarded = where_rewards([line.extra for line in plain])
+    if len(plain) == len(instants) and not rewarded:
+        return [line for line in lines if line.duration_sec is not None]
+    left_out = {id(line) for line in plain} - {id(plain[number]) for number in rewarded}
+    return [line for line in lines if id(line) not in left_out]
 
 
 def _is_plain(line: Line) -> bool:
