@@ -117,7 +117,7 @@ class _Gathering:
         return self._note_missing(offered)
 
     def _bring_grown_anew(self, offered: Sequence[tuple[Collected, list[Offer]]]) -> None:
-        """Bring a pruned file as a whole if it has grown on its node since; else leave it out."""
+        """Skip pruned files, unless the node's copy grew: then bring the whole file."""
         for file, offers in offered:
             if self._folder.is_pruned(file) and any(offer.whole > file.held for offer in offers):
                 file.held = 0

@@ -172,7 +172,7 @@ def test_python_runs(block, folder):
     source = block.text.replace("/tmp/sglang_profile", str(folder / "sglang_profile"))
     code = compile(source, str(block), "exec", dont_inherit=True)
     if 'on="ray"' in source:
-        pytest.skip("read, not run: needs a Ray cluster")
+        pytest.skip("checked only: needs a Ray cluster")
     with served(StandIn()) as [server]:
         exec(code, {"__name__": "__main__", "engine_or_url_or_list": server.url})
 
