@@ -18,6 +18,7 @@ from sglang_instrument.analysis.reading.all_fields import text_of
 from sglang_instrument.analysis.reading.records.fields import ColumnFields, all_typed, typed
 from sglang_instrument.analysis.reading.records.lines import Line, Rejects, decode, decode_whole
 from sglang_instrument.cli.main import main
+from sglang_instrument.schema import CONTROL_EVENTS
 from sglang_instrument.testing import synthetic_run
 
 STAMP = b'"timestamp":"2026-11-20T20:15:10.133688+00:00",'
@@ -86,6 +87,24 @@ def test_keys_that_no_version_knew_are_kept(written):
     ]
     named = open_run(written).sql("select field, type from fields order by field")
     assert named.rows() == [("cluster", "string"), ("own", "number"), ("queue", "array")]
+
+
+def test_control_records_of_any_version_are_rows_of_control(recorded, tmp_path):
+    path = recorded / "step_12/worker_0.jsonl"
+    with path.open("a") as file:
+        file.write(
+            f'{{{STAMP.decode()}"event":"open_now","extra":{{"open":{{}},"later":[1]}},"workid":0,"new":2}}\n'
+        )
+    in_log = [json.loads(line) for line in path.read_text().splitlines()]
+    events = [line["event"] for line in in_log if line["event"] in CONTROL_EVENTS]
+    columns = "event, extra, other_keys, step, worker, run_id"
+    asked = f"select {columns} from control where file = 'step_12/worker_0.jsonl'"
+    rows = open_run(recorded).sql(asked)
+    assert sorted(rows["event"]) == sorted(events)
+    assert ('{"open":{},"later":[1]}', '{"new": 2}', 12, 0) in [row[1:5] for row in rows.rows()]
+    assert rows["run_id"].unique().to_list() == [in_log[0]["extra"]["run_id"]]
+    export_dataset(open_run(recorded), tmp_path / "dataset")
+    assert sorted(open_run(tmp_path / "dataset").sql(asked).rows()) == sorted(rows.rows())
 
 
 LINES = [

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from sglang_instrument.analysis.digests.file_sources import key_of
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
-from sglang_instrument.analysis.reading.records.fields import Fields, records_in
-from sglang_instrument.analysis.reading.records.lines import Line
+from sglang_instrument.analysis.reading.records.fields import ControlFields, Fields, records_in, typed
+from sglang_instrument.analysis.reading.records.lines import Line, Rejects, WholeLine, decode_whole
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.schema import LOG_OPENED
+from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED
 
 _Kind = TypeVar("_Kind", bound=Fields)
 
@@ -55,3 +55,20 @@ def _kept_calls(run: Run, file: File, kind: type[_Kind]) -> Iterator[tuple[str |
         # Earlier versions kept no timestamp.
         line = record if record.startswith('{"timestamp"') else f'{{"timestamp":"",{record[1:]}'
         yield from records_in([line.encode()], kind, run_id=run_id)
+
+
+def control_records(run: Run) -> Iterator[tuple[File, str | None, WholeLine]]:
+    """Yield the control records of newest runs, each with its file and the run that wrote it.
+
+    Files that `prune` deleted are left out.
+    """
+    counts = newest_run_filter(run.files)
+    files = [file for file in run.files if file.place is not None and file.pruned_us is None]
+    for file, chunks in run.read_marked(files, sorted(CONTROL_EVENTS)):
+        run_id = None
+        for chunk in chunks:
+            for line in decode_whole(chunk, Rejects()):
+                if line.event == LOG_OPENED:
+                    run_id = typed(line.extra, ControlFields).run_id
+                if line.event in CONTROL_EVENTS and counts(file, run_id):
+                    yield file, run_id, line

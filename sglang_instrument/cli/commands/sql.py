@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 HELP: Final = """\
-Ask a run in SQL. The tables are spans, requests, turns, steps, workers, engine_requests, processes, findings
-and fields; docs/reference/dataset.md describes their columns, docs/how-to/sql.md answers twenty questions.
+Ask a run in SQL. The tables are spans, requests, turns, steps, workers, engine_requests, processes, settings,
+findings, control and fields. docs/reference/dataset.md describes them; docs/how-to/sql.md has twenty answers.
 
     sglang-instrument sql logs/gsm8k_600 "describe requests"
     sglang-instrument sql logs/gsm8k_600 "select step, max(duration_sec) from requests group by step"
