@@ -14,9 +14,11 @@ from sglang_instrument.live.counting.endings import MOST_STEPS
 from sglang_instrument.live.counting.liveness import Liveness
 from sglang_instrument.live.counting.tail import Tail
 from sglang_instrument.live.forecaster import Forecaster
+from sglang_instrument.live.outside.sightings import Sightings
 from sglang_instrument.live.outside.views import Views
+from sglang_instrument.live.problems.deaths import deaths
 from sglang_instrument.live.problems.moment import Now
-from sglang_instrument.live.problems.silence import suspects
+from sglang_instrument.live.problems.silence import silences, suspects
 from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepDone, StepNow
 from sglang_instrument.live.words import duration
 from sglang_instrument.plain_text import plain
@@ -28,6 +30,7 @@ _FORECAST_EVERY_SEC: Final = 2.0
 _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
+_OF_SIGHTING: Final = ("kind", "role", "worker", "step", "since_us", "sentence")  # attributes of problems
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
 # Shares of the host's processors. Steps that end while the analysis rests are analysed together after it; one
 # forecast of 32,000 requests takes a third of a second.
@@ -43,17 +46,20 @@ class FollowedRun:
     Args:
         folder: The run's folder.
         run_id: As of `Follower`.
-        with_now, with_done: As of `Follower`.
+        with_now, with_done, with_stacks: As of `Follower`.
     """
 
-    def __init__(self, folder: Path, run_id: str | None, with_now: bool, with_done: bool) -> None:
+    def __init__(
+        self, folder: Path, run_id: str | None, with_now: bool, with_done: bool, with_stacks: bool = False
+    ) -> None:
         self.folder = folder
         self.tail = Tail(folder)
         self._wanted = run_id
         self._with_now = with_now
         self._counts = Counts(run_id or "")
         self._liveness = Liveness(folder)
-        self._views = Views()
+        self._views = Views(with_stacks)
+        self._sightings = Sightings(folder)
         self._analyst = Analyst(folder) if with_done else None
         self._next_alive = 0.0
         self._failed: str | None = None
@@ -121,6 +127,7 @@ class FollowedRun:
             self._views.of,
         )
         step = counts.newest()
+        self._write_sightings(moment, step)
         in_progress = snapshots.step_now(moment, step, done)
         if in_progress is not None and ended is None:
             in_progress = replace(in_progress, forecast=self._forecast_of(moment, step, in_progress))
@@ -141,6 +148,22 @@ class FollowedRun:
             waiting=self._nothing_yet(),
             behind_sec=self.tail.behind_sec(),
             catching_up=self.tail.more,
+        )
+
+    def _write_sightings(self, moment: Now, step: StepKey | None) -> None:
+        """Write what the log cannot hold: processes that are gone, or live and say nothing."""
+        seen = [*deaths(moment, step), *silences(moment, step)]
+        named = {
+            "run_id": self._counts.run_id,
+            "seen_us": moment.at_us,
+        }
+        self._sightings.write(
+            [
+                {**named, **{name: getattr(problem, name) for name in _OF_SIGHTING}}
+                for problem in seen
+                if problem.worker is not None and problem.step is not None
+            ],
+            moment.now,
         )
 
     def _forecast_of(self, now: Now, step: StepKey | None, in_progress: StepNow) -> Forecast | None:

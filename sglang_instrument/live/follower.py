@@ -33,14 +33,22 @@ class Follower:
         run_id: Follow this run only, by its id or the begin of it; None: the newest one in the folder.
         with_now: Whether snapshots have the step in progress; without it, only finished ones.
         with_done: Whether to analyse finished steps.
+        with_stacks: Whether to ask `py-spy`, once each, where silent processes stand.
     """
 
     def __init__(
-        self, logs: Path, run_id: str | None = None, with_now: bool = True, with_done: bool = True
+        self,
+        logs: Path,
+        run_id: str | None = None,
+        with_now: bool = True,
+        with_done: bool = True,
+        with_stacks: bool = False,
     ) -> None:
         self._logs = logs
         self.run_id = run_id
-        self._open = partial(FollowedRun, run_id=run_id, with_now=with_now, with_done=with_done)
+        self._open = partial(
+            FollowedRun, run_id=run_id, with_now=with_now, with_done=with_done, with_stacks=with_stacks
+        )
         self._run: FollowedRun | None = None
         self._next_find = 0.0
         self._ending = threading.Event()

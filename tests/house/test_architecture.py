@@ -132,7 +132,7 @@ MAY_IMPORT = {
     "collect": {"words", "safe_files"},
     "live.counting": READING | {"words"},
     "live.forecasting": {"words"},
-    "live.outside": {"words"},
+    "live.outside": {"words", "safe_files", "analysis.reading"},
     "live.problems": {"words", "live.counting", "live.outside"},
     "live": ANSWERS | {"live.counting", "live.forecasting", "live.outside", "live.problems"},
     "live.serving": {"words", "safe_files", "analysis.answers", "live"},

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from sglang_instrument.cli.main import main
 from sglang_instrument.live.follower import Follower
+from sglang_instrument.live.outside.stacks import place_in
 
 BUSY_SEC = 600  # only a dead machine takes longer
 
@@ -99,3 +101,38 @@ def test_a_process_that_is_killed_is_dead_within_seconds(stand_still):
     problem = hang_of(live)
     assert problem.kind == "death"
     assert "the process has ended" in problem.sentence
+
+
+def test_what_was_seen_is_found_after_the_process_is_gone(stand_still, capsys):
+    process, live = stand_still(HOLDS_THE_INTERPRETER)
+    hang_of(live)
+    logs = live.snapshot().logs
+    live.stop()
+    process.kill()
+    process.wait()
+    assert main(["check", logs]) == 1
+    assert "a follower saw in step 1, silent for" in capsys.readouterr().out
+    assert main(["summary", logs]) == 0
+    verdict = capsys.readouterr().out
+    assert "a follower saw it silent for" in verdict
+    assert "holds its interpreter's lock" in verdict
+
+
+def test_without_a_follower_the_last_request_is_named(stand_still, capsys):
+    process, live = stand_still(HOLDS_THE_INTERPRETER)
+    live.stop()
+    process.kill()
+    process.wait()
+    assert main(["summary", live.snapshot().logs]) == 0
+    assert "silent after request r1; nobody saw when it ended" in capsys.readouterr().out
+
+
+def test_the_frame_is_the_programs_own():
+    stack = (
+        "/work/train.py:9 main",
+        "/work/reward.py:4 score",
+        "/usr/lib/python3.11/re/__init__.py:166 match",
+    )
+    assert place_in(stack) == "/work/reward.py:4 score"
+    assert place_in(stack[-1:]) == stack[-1]
+    assert place_in(()) is None

@@ -3,6 +3,8 @@
 from typing import Any, Final
 
 from sglang_instrument.analysis.reading.last_open import last_open_reports
+from sglang_instrument.analysis.reading.sightings import sightings_of
+from sglang_instrument.analysis.run.losses import used_runs
 from sglang_instrument.analysis.run.opening import Run
 
 _OF_SPANS: Final = ("event", "tool", "request_id", "turn", "age_sec", "place", "stack")
@@ -37,3 +39,8 @@ def workers_without_records(run: Run) -> list[str]:
     written = {place.stem for file in run.files if (place := file.place) is not None and any(file.records)}
     described = sorted(path.stem for path in (run.home / "processes").glob("worker_*.json"))
     return [name for name in described if name not in written]
+
+
+def sightings(run: Run) -> list[dict[str, Any]]:
+    """Return what followers saw of processes that could not say it themselves: `sightings.sightings_of`."""
+    return sightings_of(run.home, set(run.files.members(used_runs(run.files))))

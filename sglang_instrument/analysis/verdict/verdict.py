@@ -16,7 +16,7 @@ from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.engine_logs import with_engine_logs
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
-from sglang_instrument.analysis.verdict.evidence.last_words import last_words
+from sglang_instrument.analysis.verdict.evidence.last_words import did_last
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.excess import (
     BETWEEN,
@@ -110,7 +110,7 @@ def _ended(evidence: Evidence, found: list[Finding]) -> str:
     last = step_name(ended[0].step, ended[0].validate)
     if len(ended[0].last_us) == 1:
         (worker,) = ended[0].last_us
-        told = last_words(evidence.digest, evidence.files, ended[0].step, ended[0].validate, worker)
+        told = did_last(evidence, ended[0].step, ended[0].validate, worker)
         return f"the run ended in {last}{f', {told}' if told else ''}"
     words = f"the run ended in {last}, and the log does not show which worker was the cause: "
     return f"{words}none stopped logging long before the others{_absent(evidence.digest, ended[0])}"

@@ -25,7 +25,8 @@ appears at all: `doctor`.
 "request_id", "turn", "age_sec", "place", "stack"}], "clocks": [{"worker", "barriers", "offset_sec",
 "residual_sec"}], "round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec",
 "residual_sec", "same_clock"}],
-"without_records": [PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "advice",
+"without_records": [PROCESS], "seen": [{"kind", "role", "worker", "step", "since_us", "seen_us",
+"sentence", "run_id"}], "deaths": [{"step", "validate", "worker", "sentence", "advice",
 "evidence": {...}}]}."""
 
 _RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
@@ -43,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what is wrong; return 1 if anything is."""
     from sglang_instrument.analysis.answers.round_trips import process_clocks, round_trip_table
-    from sglang_instrument.analysis.answers.unfinished import unended_spans, workers_without_records
+    from sglang_instrument.analysis.answers.unfinished import (
+        sightings,
+        unended_spans,
+        workers_without_records,
+    )
     from sglang_instrument.analysis.run.clocks import clock_table
     from sglang_instrument.analysis.verdict.verdict import findings_of
     from sglang_instrument.cli.commands.clocks import print_clocks
@@ -57,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
     deaths = [one for one in found if one.cause == "death"]
     health, still_open = opened.health, unended_spans(opened)
     without_records = workers_without_records(opened)
+    unclosed = {(step, worker) for step, _, worker in health.unclosed}
+    seen = [sighting for sighting in sightings(opened) if (sighting["step"], sighting["worker"]) in unclosed]
     files = (health.unreadable, health.missing, health.empty, health.newer)
     wrong = health.torn + health.foreign + health.dropped
-    wrong += sum(map(len, (*files, health.unclosed, still_open, without_records, deaths)))
+    wrong += sum(map(len, (*files, health.unclosed, still_open, without_records, deaths, seen)))
     if args.json:
         print_json(
             {
@@ -70,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
                 "clocks": clocks,
                 "round_trips": pairs.to_dicts(),
                 "without_records": without_records,
+                "seen": seen,
                 "deaths": [{name: getattr(one, name) for name in _OF_DEATHS} for one in deaths],
             }
         )
@@ -79,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
         print_line(_describe(span))
     for one in deaths:
         print_line(one.sentence)
+    for sighting in seen:
+        silent = duration((sighting["seen_us"] - sighting["since_us"]) / 1e6)
+        print_line(f"a follower saw in step {sighting['step']}, silent for {silent}: {sighting['sentence']}")
     for process in without_records:
         print_line(f"{process} wrote no record, though processes/{process}.json exists")
     for row in clocks:

@@ -77,6 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print what is known now, and end")
     parser.add_argument("--json", action="store_true", help="with --once: print JSON")
     parser.add_argument(
+        "--stacks", action="store_true", help="ask py-spy, once each, where processes stand that say nothing"
+    )
+    parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
         help="serve a page, /metrics and /api/now until Ctrl-C; PORT alone: for this machine only",
@@ -95,15 +98,15 @@ def run(args: argparse.Namespace) -> int:
     if args.listen is not None and args.once:
         raise LogError("--listen serves until Ctrl-C: leave --once out")
     if args.listen is not None:
-        return _listen(args.logs, args.listen)
+        return _listen(args.logs, args.listen, args.stacks)
     if args.once:
-        return _once(args.logs, as_json=args.json)
+        return _once(args.logs, args.json, args.stacks)
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
         raise LogError("watch draws on a terminal, and reads keys from it; --once prints what is known now")
     from sglang_instrument.analysis.run.logged_runs import split_run_id
     from sglang_instrument.live.terminal.app import watch
 
-    return _HANGS if watch(*split_run_id(args.logs)).hangs else 0
+    return _HANGS if watch(*split_run_id(args.logs), args.stacks).hangs else 0
 
 
 def _grafana(file: Path) -> int:
@@ -118,19 +121,19 @@ def _grafana(file: Path) -> int:
     return 0
 
 
-def _listen(logs: Path, address: str) -> int:
+def _listen(logs: Path, address: str, with_stacks: bool) -> int:
     from sglang_instrument.analysis.run.logged_runs import split_run_id
     from sglang_instrument.live.serving.serve import serve
 
-    return _HANGS if serve(*split_run_id(logs), address, print_line).hangs else 0
+    return _HANGS if serve(*split_run_id(logs), address, print_line, with_stacks).hangs else 0
 
 
-def _once(logs: Path, as_json: bool) -> int:
+def _once(logs: Path, as_json: bool, with_stacks: bool) -> int:
     from sglang_instrument.analysis.run.logged_runs import split_run_id
     from sglang_instrument.live.follower import Follower
     from sglang_instrument.live.state import as_json as plain_values
 
-    follower = Follower(*split_run_id(logs))
+    follower = Follower(*split_run_id(logs), with_stacks=with_stacks)
     try:
         snapshot = follower.catch_up()
     finally:

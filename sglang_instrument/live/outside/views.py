@@ -6,9 +6,11 @@ to ask for it: 200 voluntary context switches a second at hardly any CPU time.
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
+
+from sglang_instrument.live.outside.stacks import stack_of
 
 Doing = Literal["runs", "sleeps", "stopped", "frozen", "disk"]
 
@@ -73,10 +75,13 @@ class Views:
     """Compares looks at processes.
 
     Attributes:
+        with_stacks: Whether to ask `py-spy` where they stand, once for each silence.
         of: What is known of each process that is looked at, by the name of its files.
     """
 
+    with_stacks: bool = False
     of: dict[str, View] = field(default_factory=dict)
+    _stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _looks: dict[str, tuple[int, _Look]] = field(default_factory=dict)
 
     def look(self, suspects: Mapping[str, int]) -> None:
@@ -98,6 +103,13 @@ class Views:
             elif now.at - before[1].at >= _LEAST_SEC:
                 self._looks[name] = pid, now
                 self.of[name] = _compared(pid, before[1], now)
+        if self.with_stacks:
+            self._add_stacks()
+
+    def _add_stacks(self) -> None:
+        pids = {view.pid for view in self.of.values()}
+        self._stacks = {pid: self._stacks[pid] if pid in self._stacks else stack_of(pid) for pid in pids}
+        self.of = {name: replace(view, stack=self._stacks[view.pid]) for name, view in self.of.items()}
 
 
 def _compared(pid: int, before: _Look, now: _Look) -> View:

@@ -5,6 +5,7 @@ from typing import Final
 
 from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
 from sglang_instrument.live.counting.parts import Part
+from sglang_instrument.live.outside.stacks import place_in
 from sglang_instrument.live.outside.views import View
 from sglang_instrument.live.problems.moment import TIMES, Now, last_words, open_now_of, problem_of
 from sglang_instrument.live.problems.problem import Problem
@@ -84,7 +85,7 @@ def _advice(view: View | None) -> str:
     if view is None:
         return ""
     if view.stack:
-        return f"; it stands at {view.stack[-1]}"
+        return f"; it stands at {place_in(view.stack)}"
     if view.doing == "stopped":
         return f"; kill -CONT {view.pid} lets it go on"
     return "" if view.doing == "frozen" else f"; py-spy dump --pid {view.pid} shows where it stands"

@@ -17,7 +17,9 @@ _EXPOSED: Final = (
 )
 
 
-def serve(logs: Path, run_id: str | None, address: str, say: Callable[[str], None]) -> Snapshot:
+def serve(
+    logs: Path, run_id: str | None, address: str, say: Callable[[str], None], with_stacks: bool = False
+) -> Snapshot:
     """Serve a run until Ctrl-C or SIGTERM; return what is known then.
 
     Args:
@@ -25,11 +27,12 @@ def serve(logs: Path, run_id: str | None, address: str, say: Callable[[str], Non
         run_id: Which run of the folder; None: the newest.
         address: As `address_of` reads it.
         say: Called at the start with lines that say where it listens, and which machines can read it.
+        with_stacks: As of `Follower`.
 
     Raises:
         LogError: Nothing can listen there.
     """
-    follower = Follower(logs, run_id)
+    follower = Follower(logs, run_id, with_stacks=with_stacks)
     server = LiveServer(follower, *address_of(address))
     signal.signal(signal.SIGTERM, _interrupt)
     say(f"{server.url} shows the run; Prometheus reads {server.url}metrics; Ctrl-C ends")

@@ -30,9 +30,9 @@ _WORKERS: Final = ("worker", "state", "done", "open", "tok/s", "silent", "where"
 _OLDEST: Final = ("request", "worker", "turn", "in", "age", "tokens")
 
 
-def watch(logs: Path, run_id: str | None) -> Snapshot:
+def watch(logs: Path, run_id: str | None, with_stacks: bool = False) -> Snapshot:
     """Show a run until a person quits; return what was known last. Arguments are those of `Follower`."""
-    follower = Follower(logs, run_id)
+    follower = Follower(logs, run_id, with_stacks=with_stacks)
     yield_to_training()
     end_with_terminal(sys.stdin.fileno())
     follower.start()

@@ -9,7 +9,7 @@ from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
 from sglang_instrument.analysis.verdict.evidence.hangs import find_hangs
-from sglang_instrument.analysis.verdict.evidence.last_words import last_words
+from sglang_instrument.analysis.verdict.evidence.last_words import did_last
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 HANG: Final = Cause(
@@ -119,7 +119,7 @@ def _deaths(evidence: Evidence) -> Iterator[Finding]:
             for worker, count in one.done.items()
         ]
         where = f"{step_name(one.step, one.validate)}: worker {one.worker}"
-        last = last_words(evidence.digest, evidence.files, one.step, one.validate, one.worker)
+        last = did_last(evidence, one.step, one.validate, one.worker)
         sentence = f"{where} {_end_of(one, one.done[one.worker])}{f'; {last}' if last else ''}"
         numbers = {"ahead_sec": one.ahead_sec, "workers": workers}
         yield Finding(
