@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.turns import tool_table as tool_table
     from sglang_instrument.analysis.answers.turns import turn_counts as turn_counts
     from sglang_instrument.analysis.answers.turns import turn_table as turn_table
+    from sglang_instrument.analysis.answers.unfinished import sightings as sightings
     from sglang_instrument.analysis.answers.unfinished import unended_spans as unended_spans
     from sglang_instrument.analysis.answers.unfinished import (
         workers_without_records as workers_without_records,
@@ -83,6 +84,10 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.processes_of_run import read_processes as read_processes
     from sglang_instrument.analysis.run.clocks import clock_table as clock_table
     from sglang_instrument.analysis.run.health import Health as Health
+    from sglang_instrument.analysis.settings.differences import Difference as Difference
+    from sglang_instrument.analysis.settings.differences import differing_settings as differing_settings
+    from sglang_instrument.analysis.settings.recorded import Setting as Setting
+    from sglang_instrument.analysis.settings.recorded import settings_of as settings_of
     from sglang_instrument.analysis.timing.nesting import nest as nest
     from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
     from sglang_instrument.analysis.verdict.detectors.weights import weights_findings as weights_findings
@@ -93,9 +98,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "ASSUMPTIONS": "changes.whatif",
     "Chain": "answers.workers",
-    "RunProcesses": "reading.processes_of_run",
     "Comparison": "changes.compare",
     "Condition": "changes.compare",
+    "Difference": "settings.differences",
     "Digest": "digests.digest",
     "Finding": "verdict.evidence.finding",
     "Health": "run.health",
@@ -105,6 +110,8 @@ _HOMES = {
     "Report": "questions",
     "Rules": "changes.rules",
     "Run": "questions",
+    "RunProcesses": "reading.processes_of_run",
+    "Setting": "settings.recorded",
     "affinity": "answers.routing.conversations",
     "balance": "answers.routing.load",
     "barrier_table": "answers.workers",
@@ -116,6 +123,7 @@ _HOMES = {
     "clock_table": "run.clocks",
     "compare_runs": "changes.compare",
     "concurrency": "answers.gaps",
+    "differing_settings": "settings.differences",
     "engine_request_table": "answers.join",
     "engine_summary": "answers.join",
     "event_table": "answers.events",
@@ -143,9 +151,10 @@ _HOMES = {
     "sample_fates": "answers.asynchronous.fates",
     "server_calls": "answers.routing.server_calls",
     "server_rows": "answers.servers",
-    "window_rows": "answers.servers",
     "server_samples": "answers.routing.samples",
     "server_table": "answers.routing.load",
+    "settings_of": "settings.recorded",
+    "sightings": "answers.unfinished",
     "speculation_by_length": "answers.lengths",
     "speculation_table": "answers.lengths",
     "split_wall_time": "timing.wall_time",
@@ -166,6 +175,7 @@ _HOMES = {
     "weight_updates": "answers.weights.updates",
     "weights_findings": "verdict.detectors.weights",
     "what_if": "changes.whatif",
+    "window_rows": "answers.servers",
     "with_cached": "answers.routing.conversations",
     "worker_ledger": "ledger.ledger",
     "worker_table": "answers.steps",
@@ -177,6 +187,7 @@ __all__ = [
     "Chain",
     "Comparison",
     "Condition",
+    "Difference",
     "Digest",
     "Finding",
     "Health",
@@ -187,6 +198,7 @@ __all__ = [
     "Rules",
     "Run",
     "RunProcesses",
+    "Setting",
     "affinity",
     "balance",
     "barrier_table",
@@ -198,6 +210,7 @@ __all__ = [
     "clock_table",
     "compare_runs",
     "concurrency",
+    "differing_settings",
     "engine_request_table",
     "engine_summary",
     "event_table",
@@ -227,6 +240,8 @@ __all__ = [
     "server_rows",
     "server_samples",
     "server_table",
+    "settings_of",
+    "sightings",
     "speculation_by_length",
     "speculation_table",
     "split_wall_time",

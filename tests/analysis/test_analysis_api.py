@@ -200,6 +200,10 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "cold_a": lambda run: compared(run).cold,
             "cold_b": lambda run: compared(run).other_cold,
             "paired": lambda run: compared(run).paired,
+            "settings": lambda run: [
+                difference._asdict()
+                for difference in a.differing_settings(a.settings_of(run.home), a.settings_of(run.home))
+            ],
         },
     ),
     "check": (
@@ -207,6 +211,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
         {
             "health": lambda run: asdict(run.health),
             "open": a.unended_spans,
+            "seen": a.sightings,
             "clocks": lambda run: a.clock_table(run.digest).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
             "without_records": a.workers_without_records,
