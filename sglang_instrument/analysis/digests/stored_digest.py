@@ -18,12 +18,12 @@ from sglang_instrument.schema import LOG_VERSION
 
 # Of the stored tables; raise it when their columns or their meaning change. A cache is then made again. What
 # `prune` stored is not: its log is gone, so `pruned.py` must convert it.
-_LAYOUT: Final = 15
+_LAYOUT: Final = 16
 _MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "digest.json"
 # Layouts that lack only columns and tables: null and empty say the same of their logs.
-_SMALLER: Final = frozenset(f"log {LOG_VERSION}, layout {number}" for number in (11, 12, 13, 14))
+_SMALLER: Final = frozenset(f"log {LOG_VERSION}, layout {number}" for number in (11, 12, 13, 14, 15))
 
 
 class _Manifest(msgspec.Struct):

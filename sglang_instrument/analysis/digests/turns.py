@@ -5,7 +5,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.timing.grouped_sums import is_first
+from sglang_instrument.analysis.timing.grouped_sums import US, is_first
 
 #: Kinds of work within a request, with their phases. A span inside another of its kind is not counted again.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -17,6 +17,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 REQUEST: Final = ["place", "request_id"]
 _TURN: Final = [*REQUEST, "turn"]
 ENGINE: Final = list(KINDS).index("engine")
+_LEAST_OVERLAP_US: Final = 1_000  # logs of other projects round their times
 _CALLS: Final = pl.col("kind") == ENGINE
 _ANSWERS: Final = pl.col("kind").is_in([list(KINDS).index(kind) for kind in ("tool", "interaction")])
 
@@ -43,7 +44,8 @@ def sum_by_number(parts: pl.DataFrame) -> pl.DataFrame:
 def _numbered(parts: pl.DataFrame) -> pl.DataFrame:
     """Give the parts without a turn's number the one that follows from their order; rewards have none.
 
-    In a request whose engine calls have no numbers, each call begins a turn.
+    In a request whose engine calls have no numbers, each call begins a turn. Calls that overlap are the
+    samples of one turn: its engine time is the union of theirs, its tokens are those of all.
     """
     unnumbered = pl.col("turn").is_null() & (_CALLS | _ANSWERS)
     asked = parts.filter(unnumbered).select(REQUEST).unique()
@@ -51,11 +53,39 @@ def _numbered(parts: pl.DataFrame) -> pl.DataFrame:
         return parts
     known = parts.join(asked, on=REQUEST, how="anti")
     mine = parts.join(asked, on=REQUEST, how="semi").sort(*REQUEST, "start_us", ~_CALLS)
-    has_numbers = (_CALLS & pl.col("turn").is_not_null()).any().over(REQUEST)
+    ended = pl.when(_CALLS).then("end_us").cum_max().forward_fill().shift(1).over(REQUEST)
+    mine = mine.with_columns(
+        reached_us=ended, has_numbers=(_CALLS & pl.col("turn").is_not_null()).any().over(REQUEST)
+    )
+    beside = (
+        unnumbered
+        & _CALLS
+        & ~pl.col("has_numbers")
+        & (pl.col("reached_us") - pl.col("start_us") > _LEAST_OVERLAP_US)
+    )
+    mine = mine.with_columns(beside=beside.fill_null(False))
     by_log = pl.when(_CALLS).then("turn").forward_fill().over(REQUEST)
-    by_order = (_CALLS.cum_sum().over(REQUEST).cast(pl.Int64) - 1).clip(lower_bound=0)
-    turn = pl.when(~unnumbered).then("turn").when(has_numbers).then(by_log).otherwise(by_order)
-    return pl.concat([known, mine.with_columns(turn=turn)])
+    by_order = ((_CALLS & ~pl.col("beside")).cum_sum().over(REQUEST).cast(pl.Int64) - 1).clip(lower_bound=0)
+    turn = pl.when(~unnumbered).then("turn").when("has_numbers").then(by_log).otherwise(by_order)
+    mine = mine.with_columns(turn=turn)
+    if mine["beside"].any():
+        mine = _joined(mine)
+    return pl.concat([known, mine.select(known.columns)])
+
+
+def _joined(parts: pl.DataFrame) -> pl.DataFrame:
+    """Let the calls of a turn that overlap have its tokens, and each the time that no earlier one has."""
+    fresh_sec = (pl.col("end_us") - pl.col("reached_us")).clip(lower_bound=0) * US
+    turn = [*_TURN, "kind"]
+    several = _CALLS & pl.col("beside").any().over(turn)
+    sums = [
+        pl.when(several)
+        .then(pl.when(pl.col(name).is_not_null().all().over(turn)).then(pl.col(name).sum().over(turn)))
+        .otherwise(name)
+        .alias(name)
+        for name in ("response_tokens", "verifications")
+    ]
+    return parts.with_columns(*sums, duration_sec=pl.when("beside").then(fresh_sec).otherwise("duration_sec"))
 
 
 def _summed(parts: pl.DataFrame) -> pl.DataFrame:
