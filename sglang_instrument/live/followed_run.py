@@ -129,7 +129,7 @@ class FollowedRun:
         step = counts.newest()
         self._write_sightings(moment, step)
         in_progress = snapshots.step_now(moment, step, done)
-        if in_progress is not None and ended is None:
+        if in_progress is not None and ended is None and not snapshots.is_blocked(moment, step):
             in_progress = replace(in_progress, forecast=self._forecast_of(moment, step, in_progress))
         problems = (*snapshots.problems_now(moment, step, in_progress), *own)
         if in_progress is not None and _stands_still(problems):

@@ -12,7 +12,7 @@ from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
 from sglang_instrument.live.counting.parts import Part
 from sglang_instrument.live.problems.deaths import is_dead
 from sglang_instrument.live.problems.every import losses, standstills
-from sglang_instrument.live.problems.hangs import barrier_sec
+from sglang_instrument.live.problems.hangs import barrier_sec, block_sec
 from sglang_instrument.live.problems.moment import Now, open_now_of
 from sglang_instrument.live.state import (
     KINDS,
@@ -257,6 +257,12 @@ def problems_now(now: Now, step: StepKey | None, in_progress: StepNow | None) ->
     stand = standstills(now, step)
     problems = [*stand, *_will_not_end(now, in_progress, stand), *losses(now)]
     return [replace(problem, sentence=plain(problem.sentence)) for problem in problems]
+
+
+def is_blocked(now: Now, step: StepKey | None) -> bool:
+    """Return whether the event loop of a worker is blocked: its requests wait, whatever is usual."""
+    parts = now.counts.steps.get(step, {}) if step is not None else {}
+    return any(block_sec(now, key, part) > 0 for key, part in parts.items())
 
 
 def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> Iterator[Problem]:

@@ -94,6 +94,38 @@ def test_a_process_that_is_stopped_is_named_and_goes_on_without_a_problem(stand_
     wait_for(lambda: not live.snapshot().problems, live.snapshot)
 
 
+def test_a_blocked_loop_is_named_while_it_is_and_no_request_that_waits_for_it(start_script, tmp_path):
+    start_script(f"""
+        import asyncio, time
+        import sglang_instrument
+        from sglang_instrument import bind, span, step
+
+        sglang_instrument.install(experiment="still", log_dir={str(tmp_path)!r}, hang_after_sec=2)
+
+        async def request(number):
+            with bind(request_id=f"r{{number}}"), span("request"):
+                with span("tool", tool="search"):
+                    await asyncio.sleep(0.2 if number else 0.1)
+                    if not number:
+                        time.sleep(3600)
+
+        async def rollout():
+            await asyncio.gather(*map(request, range(3)))
+
+        with step(1):
+            asyncio.run(rollout())
+    """)
+    live = Follower(tmp_path / "still", with_done=False)
+    live.start()
+    try:
+        problem = hang_of(live)
+        assert "its event loop is blocked at" in problem.sentence
+        assert "in tool search of request r0" in problem.sentence
+        assert [problem.sentence for problem in live.snapshot().problems if "r1" in problem.sentence] == []
+    finally:
+        live.stop()
+
+
 def test_a_process_that_is_killed_is_dead_within_seconds(stand_still):
     process, live = stand_still(SLEEPS)
     wait_for(lambda: live.snapshot().step is not None, live.snapshot)

@@ -7,7 +7,7 @@ from typing import Final
 from sglang_instrument.analysis.reading.columns import response_tokens
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.launches import Launch, launch_from
-from sglang_instrument.analysis.reading.records.fields import ColumnFields, ControlFields, RequestIds, typed
+from sglang_instrument.analysis.reading.records.fields import ColumnFields, ControlFields, typed
 from sglang_instrument.analysis.reading.records.lines import Line, Rejects, decode
 from sglang_instrument.live.counting.endings import Endings
 from sglang_instrument.live.counting.endings import StepKey as StepKey
@@ -152,6 +152,8 @@ class Counts:
         if not lines or not self._counts(writer):
             return
         at_us = max(map(end_us, lines[-_LAST:]))
+        if at_us >= writer.process.last_us:  # files of older steps may be read later
+            writer.process.heard(lines)
         writer.process.saw(at_us, now - stale_sec)
         if writer.part is not None:
             silence_sec = longest_silence_sec(writer.part.last_us, lines, at_us)
@@ -165,8 +167,6 @@ class Counts:
             return
         process = writer.process
         process.records += len(lines)
-        request_id = typed(lines[-1].extra, RequestIds).request_id
-        process.last_record = lines[-1].event, None if request_id is None else str(request_id)
         events, part = process.events, self._part(lines[0], writer, place)
         for line in lines:
             name = line.event

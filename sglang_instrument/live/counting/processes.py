@@ -1,10 +1,14 @@
 """Keep what is known of the processes of a run since it began."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from sglang_instrument.analysis.reading.records.fields import RequestIds, typed
+from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.live.counting.endings import StepKey
 from sglang_instrument.live.counting.parts import EventCount
+from sglang_instrument.schema import CONTROL_EVENTS
 
 #: The role and the rank of a process.
 WorkerKey = tuple[str, int]
@@ -55,6 +59,13 @@ class Process:
         """Note a record of its clock's time `at_us`, written at the monotonic time `at`."""
         if at_us >= self.last_us:  # files of older steps may be read later
             self.last_us, self.last_at = at_us, at
+
+    def heard(self, lines: Sequence[Line]) -> None:
+        """Note the last record among lines that are newer than all before."""
+        last = next((line for line in reversed(lines) if line.event not in CONTROL_EVENTS), None)
+        if last is not None:
+            request_id = typed(last.extra, RequestIds).request_id
+            self.last_record = last.event, None if request_id is None else str(request_id)
 
     def now_us(self, now: float) -> int:
         """Return what its clock shows now: a clock that jumps, or is wrong, moves no age."""
