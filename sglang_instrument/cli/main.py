@@ -56,7 +56,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "compare": "two runs: what differs by more than noise",
     },
     "keep a long run small": {
-        "prune": "delete the records of most steps; their ledgers stay, and most answers",
+        "prune": "delete the logs of most steps; all that they hold stays, in a ninth of the bytes",
     },
     "share it": {
         "collect": "bring a run's files from the disks of many nodes, or object storage, into one folder",

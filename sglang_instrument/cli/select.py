@@ -110,7 +110,7 @@ def tell_pruned(run: Run, steps: Sequence[int] | None = None, left: str = OTHER_
     """Say on stderr that an answer of all steps lacks those whose records `prune` deleted."""
     from sglang_instrument.analysis.run.pruned import pruned_words
 
-    gone = [file for file in run.files if file.pruned_us is not None and file.place is not None]
+    gone = [file for file in run.files if not file.has_records and file.place is not None]
     if gone and steps is None:
         say(f"{pruned_words(gone)}: {left}", sys.stderr)
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from alike import differs
 from polars.testing import assert_frame_equal
 from small_disks import small_disk
 
-from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis import joined_calls, open_run, round_trip_table
 from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.dataset.export import export_dataset
 from sglang_instrument.analysis.long_runs.plan import plan_prune
@@ -27,6 +28,8 @@ from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
+#: A small run whose step 2 the version before this one pruned.
+OLD = Path(__file__).parent / "pruned_before_records"
 KEPT = ("--keep-steps", "3", "--keep-slowest", "1")
 #: Commands that need no single records.
 ANSWERS = (
@@ -116,8 +119,6 @@ def test_answers_about_the_whole_run_stay_as_they_were(run: Path, asked: Printed
 
 def test_engine_calls_of_pruned_steps_are_still_joined(run: Path, asked: Printed) -> None:
     before = open_run(run, cached=False)
-    from sglang_instrument.analysis import joined_calls, round_trip_table
-
     calls, trips = joined_calls(before), round_trip_table(before)
     assert calls["step"].n_unique() == 12
     asked("prune", run, *KEPT, "--yes")
@@ -143,27 +144,78 @@ def test_a_finding_keeps_the_records_of_its_step(tmp_path: Path) -> None:
     assert plan_prune(folder, 3, 0).keep[2, False] == "named by a finding"
 
 
-def test_what_needs_records_says_when_they_went(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    days = [today()]
-    assert main(["prune", str(run), *KEPT, "--yes"]) == 0
-    days.append(today())  # another one after midnight
-
-    def said(text: str) -> bool:
-        return any(f"pruned on {day}" in text for day in days)
-
-    capsys.readouterr()
+def test_records_of_pruned_steps_answer_as_before(
+    run: Path, asked: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
     request = open_run(run).requests(step=1)["request_id"][0]
-    for words in (("events", "--step", "1"), ("requests", "--request", request), ("report", "--step", "1")):
-        assert main([words[0], str(run), *words[1:]]) == 2, words
-        error = capsys.readouterr().err
-        assert "the records of step 1 were pruned on" in error
-        assert said(error)
+    questions = (
+        ("events",),
+        ("events", "--step", "1"),
+        ("requests", "--request", request),
+        ("turns", "--step", "1", "--tools"),
+        ("requests", "--fields", "turns,turn:max"),
+        ("sql", "select * from spans order by file, start_us, event, span"),
+        ("sql", "from fields order by all"),
+    )
+    before = [asked(words[0], run, *words[1:]) for words in questions]
+    rows = open_run(run).records
+    assert main(["prune", str(run), *KEPT, "--yes"]) == 0
+    capsys.readouterr()
+    for words, answer in zip(questions, before, strict=True):
+        assert differs(asked(words[0], run, *words[1:]), answer) == "", words
+    assert len(open_run(run).records) == len(rows)
+    assert main(["report", str(run), "--step", "1", "-o", str(run.parent / "report.html")]) == 0
+    capsys.readouterr()
     assert main(["events", str(run)]) == 0
-    told = capsys.readouterr()
-    assert "this answer is of the other steps" in told.err
-    assert main(["turns", str(run), "--step", "1"]) == 0
+    assert "pruned" not in capsys.readouterr().err
     assert main(["check", str(run)]) == 0
-    assert said(capsys.readouterr().out)
+    assert f"pruned on {today()}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst"])
+def test_lines_of_all_kinds_outlive_their_file(run: Path, ending: str) -> None:
+    path = run / "step_2" / "worker_0.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    odd = [
+        b'{"timestamp": "2026-01-05T08:00:01", "event": "of nobody", "new_key": [1, {"a": null}]}\n',
+        b'{"timestamp":"2026-01-05T16:00:01.000001+08:00", "event":"east", "step":"x", "extra":{"f":NaN}}\n',
+        b'{"timestamp": "yesterday", "event": "without a time", "duration_sec": 1.0}\n',
+        b'{"timestamp": "2026-01-05T08:00:01+00:00", "event": "torn", "dur\n',
+        b"no JSON\n",
+        b"\n",
+        b'{"timestamp":"2026-01-05T08:00:01+00:00", "event":"t", "phase":"tool", "duration_sec":1e-9}\n',
+    ]
+    text = b"".join([*lines[:5], *odd, *lines[5:]])
+    path.unlink()
+    path = path.with_name(f"worker_0{ending}")
+    path.write_bytes(zstandard.ZstdCompressor().compress(text) if ending.endswith("zst") else text)
+    os.utime(path, (1e9, 1e9))
+    before = open_run(run, cached=False)
+    records, health = before.read_records(2, texts=True), before.health
+    prune(plan_prune(run, 3, 0))
+    assert not path.exists()
+    after = open_run(run, cached=False)
+    assert_frame_equal(after.read_records(2, texts=True), records, categorical_as_str=True)
+    assert (after.health.torn, after.health.foreign) == (health.torn, health.foreign)
+    [file] = [file for file in after.files if file.path == f"step_2/worker_0{ending}"]
+    kept = b"".join(after.read_lines(file))
+    assert b"16:00:01.000001+08:00" in kept
+    assert b"no JSON" in kept
+    assert b"yesterday" in kept
+
+
+def test_what_earlier_versions_pruned_without_its_records_still_answers(
+    tmp_path: Path, asked: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "old"
+    shutil.copytree(OLD, run)
+    assert len(asked("requests", run)["requests"]) == 6
+    assert [row["step"] for row in asked("summary", run)["steps"]] == [1, 2, 3]
+    assert main(["events", str(run), "--step", "2"]) == 2
+    assert "the records of step 2 were pruned on" in capsys.readouterr().err
+    assert main(["events", str(run)]) == 0
+    assert "this answer is of the other steps" in capsys.readouterr().err
+    assert joined_calls(open_run(run))["step"].n_unique() == 3
 
 
 def today() -> str:
@@ -174,7 +226,7 @@ def test_without_yes_nothing_is_deleted(run: Path, capsys: pytest.CaptureFixture
     before = logs(run)
     assert main(["prune", str(run), *KEPT]) == 0
     told = capsys.readouterr().out
-    assert "to delete: the records of 9 steps and" in told
+    assert "to delete: the logs of 9 steps and" in told
     assert "nothing was deleted; --yes deletes without asking" in told
     assert logs(run) == before
     assert not (run / ".pruned").exists()
@@ -448,7 +500,7 @@ def test_a_digest_that_cannot_be_read_is_an_error_of_check(
     assert main(["summary", str(run)]) == 0
 
 
-def test_a_dataset_keeps_the_spans_of_steps_that_are_pruned_later(
+def test_a_dataset_has_the_spans_of_pruned_steps_whether_it_was_written_before_or_after(
     run: Path, tmp_path: Path, asked: Printed
 ) -> None:
     target = tmp_path / "dataset"
@@ -458,7 +510,7 @@ def test_a_dataset_keeps_the_spans_of_steps_that_are_pruned_later(
     assert (after.rows, after.files, after.written) == (before.rows, before.files, 0)
     assert differs(asked("summary", target)["steps"], asked("summary", run)["steps"]) == ""
     later = export_dataset(open_run(run), tmp_path / "later")
-    assert 0 < later.rows < before.rows
+    assert later.rows == before.rows
 
 
 def test_the_report_and_runs_take_a_pruned_run(

@@ -95,8 +95,14 @@ MAY_IMPORT = {
     "analysis.reading": {"words", "analysis.reading.records"},
     "analysis.timing": {"words"},
     "analysis.digests": {"words", "safe_files", "analysis.reading", "analysis.timing"},
-    "analysis.store": {"words", "safe_files", "analysis.reading", "analysis.timing", "analysis.digests"},
-    "analysis.executors": {"words", "safe_files", "analysis.reading", "collect", "package"},
+    "analysis.store": {
+        *("words", "safe_files", "analysis.reading", "analysis.reading.records"),
+        *("analysis.timing", "analysis.digests"),
+    },
+    "analysis.executors": {
+        *("words", "safe_files", "analysis.reading", "analysis.digests", "analysis.store"),
+        *("collect", "package"),
+    },
     "analysis.foreign.stores": {"words"},
     "analysis.foreign.records": READING | {"words"},
     "analysis.foreign.sglang": READING | {"words", "analysis.foreign.records"},

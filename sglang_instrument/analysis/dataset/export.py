@@ -145,7 +145,7 @@ def _known(run: Run, known: _Manifest | None) -> _Manifest:
 
 def _of_pruned(run: Run, known: _Manifest) -> _Manifest:
     """Return what an earlier version wrote of files that `prune` deleted: it cannot be written again."""
-    gone = {file.path for file in run.files if file.pruned_us is not None}
+    gone = {file.path for file in run.files if not file.has_records}
     spans = {name: output for name, output in known.spans.items() if not gone.isdisjoint(output.files)}
     written = {path for output in spans.values() for path in output.files}
     files = [state for state in known.files if state[0] in written]
@@ -192,7 +192,7 @@ def _with_spans(
     job = BatchJob("spans", columns, target, newest)
     read, tables = run.executor.read(redone, job, progress)
     fresh = _outputs(read, tables.values())
-    gone = {file.path for file in run.files if file.pruned_us is not None} - unchanged
+    gone = {file.path for file in run.files if not file.has_records} - unchanged
     known = {path: state for path, state in states.items() if path not in gone}
     now = {**known, **{file.path: _state(file, newest) for file in read}}
     return _Manifest(_VERSION, old.runs, list(now.values()), {**kept, **fresh}), len(fresh)
@@ -223,7 +223,7 @@ def _redone(
     Files that `prune` deleted are left out: their spans stay where an earlier export wrote them.
     """
     again = {path for name, one in outputs.items() if name not in kept for path in one.files}
-    there = [file for file in files if file.pruned_us is None]
+    there = [file for file in files if file.has_records]
     return [file for file in there if file.path in again or file.path not in unchanged]
 
 

@@ -48,7 +48,7 @@ def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None
     """
     if run.executor.is_far:
         raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
-    files = [file for file in run.files if file.pruned_us is None]
+    files = [file for file in run.files if file.has_records]
     kept = _in_store(run, files, progress)
     held = {key_of(file) for part in kept for file in part.counting}
     missing = [file for file in files if key_of(file) not in held]

@@ -11,18 +11,27 @@ from sglang_instrument.safe_files.folder import SafeFolder
 _LEAST_FREE_BYTES: Final = 2**16
 
 
-def save_parquet(folder: SafeFolder, name: str, table: pl.DataFrame, sync: bool = False) -> None:
+def save_parquet(
+    folder: SafeFolder, name: str, table: pl.DataFrame, sync: bool = False, level: int | None = None
+) -> None:
     """Write a table to a file of a folder, or replace it once the new one is whole.
+
+    Args:
+        folder: The folder.
+        name: The name of the file.
+        table: The table.
+        sync: Whether to wait until it is on the disk.
+        level: How hard zstd shall try.
 
     Raises:
         OSError: It cannot be written: the disk is full, for example.
         polars.exceptions.PolarsError: It cannot be written for another reason.
     """
     with folder.writing(name, sync) as file:
-        write_parquet(table, file)
+        write_parquet(table, file, level)
 
 
-def write_parquet(table: pl.DataFrame, file: BinaryIO) -> None:
+def write_parquet(table: pl.DataFrame, file: BinaryIO, level: int | None = None) -> None:
     """Write a table to a file.
 
     Raises:
@@ -30,7 +39,7 @@ def write_parquet(table: pl.DataFrame, file: BinaryIO) -> None:
         polars.exceptions.PolarsError: It cannot be written for another reason.
     """
     try:
-        table.write_parquet(file)
+        table.write_parquet(file, compression_level=level)
     except pl.exceptions.PolarsError as error:
         about = os.fstatvfs(file.fileno())
         if about.f_bavail * about.f_frsize < _LEAST_FREE_BYTES:

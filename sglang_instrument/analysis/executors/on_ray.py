@@ -18,6 +18,7 @@ from sglang_instrument.analysis.executors.ray_tasks import Packed, combine, read
 from sglang_instrument.analysis.executors.worker_processes import SETTINGS
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import logs_among, others_among
+from sglang_instrument.analysis.store.kept_lines import KEPT_LINES, KEPT_RECORDS
 from sglang_instrument.collect import on_node
 from sglang_instrument.collect.by_ray import RayNode, RayNodes
 from sglang_instrument.collect.collected import PRUNED
@@ -27,6 +28,7 @@ from sglang_instrument.safe_files.folder import SafeFolder
 #: The folders that an executor copies to this machine whole, if they are among those it reads.
 SMALL: Final = ("processes", PRUNED)
 _SETTINGS: Final = {name: value for name, value in SETTINGS.items() if name != "PYTHONSAFEPATH"}
+_RECORDS: Final = (KEPT_RECORDS, KEPT_LINES)  # of `prune`: too large to bring for each answer
 _MOST_NAMED: Final = 4
 _FAN_IN: Final = 16  # results that a task puts together
 _MOST_NODES: Final = 128  # threads that wait, each for a node
@@ -272,7 +274,7 @@ class RayExecutor:
         """Keep in `home` what it needs of the nodes: descriptions of processes, and what `prune` kept."""
         held = self._files.held
         described = [path for path in held if path.startswith("processes/") and path.endswith(".json")]
-        kept = [path for path in held if path.startswith(f"{PRUNED}/")]
+        kept = [path for path in held if path.startswith(f"{PRUNED}/") and not path.endswith(_RECORDS)]
         self._forget_all_but({*described, *kept})
         for path in kept:  # a folder that cannot be brought as a whole is reported as unreadable
             SafeFolder(self.home).split(path)[0].make()

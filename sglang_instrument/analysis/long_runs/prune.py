@@ -1,4 +1,4 @@
-"""Keep the digest of log files, then delete them: never before the digest is safe on the disk."""
+"""Keep log files as Parquet, then delete them: never before all that they hold is safe on the disk."""
 
 import errno
 import os
@@ -16,21 +16,20 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.answers.join import has_engine_logs
-from sglang_instrument.analysis.digests.file_sources import key_of, number_sources, only_files, renumber
+from sglang_instrument.analysis.digests.file_sources import key_of, only_files, renumber
 from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.digests.stored_digest import load_digest, save_digest
-from sglang_instrument.analysis.executors.executor import Progress
+from sglang_instrument.analysis.executors.executor import BatchResult, Progress, Tables
+from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.long_runs.plan import Plan
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.reading.records.engine_fields import EngineFields
-from sglang_instrument.analysis.reading.records.fields import records_in
+from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.pruned import CALLS, PATHS, PRUNED, pruned_folders
+from sglang_instrument.analysis.run.pruned import PATHS, PRUNED, pruned_folders
+from sglang_instrument.analysis.store.kept_lines import keep_files
+from sglang_instrument.analysis.store.store import group_files
 from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder, is_draft
-from sglang_instrument.schema import LOG_OPENED
 
 _LOCK: Final = ".lock"
 _DRAFT: Final = ".draft-"
@@ -89,26 +88,55 @@ def _locked(home: SafeFolder) -> Iterator[None]:
 
 
 def _keep(plan: Plan, home: SafeFolder, progress: Progress | None) -> int:
-    """Write the digest of what goes into a new folder of `.pruned`, and read it again; return its bytes."""
-    known = {key_of(file) for one in pruned_folders(home.root) for file in _files_in(one)}
-    files = [file for file in plan.drop if key_of(file) not in known]
-    if not files:  # an earlier call was interrupted while it deleted
+    """Write all of what goes into new folders of `.pruned`, and read it again; return its bytes."""
+    known = {key_of(file) for kept in pruned_folders(home.root) for file in _files_in(kept)}
+    files = [file for file in plan.drop if key_of(file) not in known and _is_as_it_was(home.root, file)]
+    if not files:  # an earlier call was interrupted while it deleted, or all changed meanwhile
         return 0
     _remove_drafts(home)
     now = datetime.now(timezone.utc)
-    name = f"{now:%Y%m%dT%H%M%S}-{os.urandom(4).hex()}"
-    draft = home / f"{_DRAFT}{name}"
+    groups = {f"{now:%Y%m%dT%H%M%S}-{os.urandom(4).hex()}": group for group in group_files(files)}
+    drafts = {group[0].path: f"{_DRAFT}{name}" for name, group in groups.items()}
+    executor = LocalExecutor(home.root)
+    read, tables = executor.read_batches(
+        list(groups.values()), _KeepJob(home, drafts, BatchJob("paths")), progress
+    )
     pruned_us = int(time.time() * 1e6)
-    gone = [msgspec.structs.replace(file, pruned_us=pruned_us) for file in files]
-    save_digest(draft, gone, only_files(plan.whole, plan.run.files, files), sync=True)
-    save_parquet(draft, f"{PATHS}.parquet", _event_paths(plan.run, files, progress), sync=True)
-    if has_engine_logs(plan.run):
-        save_parquet(draft, f"{CALLS}.parquet", _engine_calls(plan.run, files), sync=True)
-    home.rename_folder(draft.inside[-1], name)
-    kept = home / name
-    if list(map(key_of, _files_in(kept.path))) != list(map(key_of, gone)):
-        raise OSError(f"{kept.path} does not hold what was written to it")
-    return sum(path.stat().st_size for path in kept.path.iterdir())
+    for name, group in groups.items():
+        draft = home / f"{_DRAFT}{name}"
+        gone = [msgspec.structs.replace(file, pruned_us=pruned_us) for file in group]
+        save_parquet(draft, f"{PATHS}.parquet", renumber(tables["paths"], read, group), sync=True)
+        save_digest(draft, gone, only_files(plan.whole, plan.run.files, group), sync=True)
+        home.rename_folder(draft.inside[-1], name)
+        if list(map(key_of, _files_in((home / name).path))) != list(map(key_of, gone)):
+            raise OSError(f"{(home / name).path} does not hold what was written to it")
+    return sum(path.stat().st_size for name in groups for path in (home / name).path.iterdir())
+
+
+def _is_as_it_was(folder: Path, file: File) -> bool:
+    """Return whether a file did not change since the plan was made; else it stays, as `_delete_one` says."""
+    inside, name = SafeFolder(folder).split(file.path)
+    try:
+        about = inside.stat(name)
+    except OSError:
+        return False
+    return about is not None and (about.st_size, about.st_mtime_ns) == (file.size, file.mtime_ns)
+
+
+@dataclass(frozen=True)
+class _KeepJob:
+    """Write all that files hold into the folder for the first of them, and return their event paths."""
+
+    home: SafeFolder
+    folders: dict[str, str]
+    paths: BatchJob
+
+    def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
+        keep_files(self.home / self.folders[batch[0].path], folder, batch)
+        return self.paths.run(folder, batch)
+
+    def make(self, reading: Reading) -> Tables:
+        return self.paths.make(reading)
 
 
 def _files_in(home: Path) -> list[File]:
@@ -124,26 +152,6 @@ def _remove_drafts(home: SafeFolder) -> None:
     for name in filter(_DRAFTS.fullmatch, home.names()):
         (home / name).delete_those(lambda one: is_draft(one) or _IN_DRAFTS.fullmatch(one) is not None)
         home.delete_folder(name)
-
-
-def _event_paths(run: Run, files: Sequence[File], progress: Progress | None) -> pl.DataFrame:
-    read, tables = run.executor.read(files, BatchJob("paths"), progress)
-    return renumber(tables["paths"], read, files)
-
-
-def _engine_calls(run: Run, files: Sequence[File]) -> pl.DataFrame:
-    """Return the records that name requests of an engine, as `engine_requests.iter_records` needs them."""
-    numbers, rows = number_sources(files), []
-    for file, chunks in run.read_marked(files, (LOG_OPENED, "rid", "rids")):
-        for run_id, line, fields in records_in(chunks, EngineFields):
-            source = numbers.get((*key_of(file), run_id))
-            if source is not None and line.start_us is not None and _names_a_request(fields):
-                rows.append((source, msgspec.json.encode(line).decode("utf-8", "replace")))
-    return pl.DataFrame(rows, schema={"source": pl.Int64, "record": pl.String}, orient="row")
-
-
-def _names_a_request(fields: EngineFields) -> bool:
-    return fields.rid is not None or fields.rids is not None
 
 
 def _delete(folder: Path, part: str, files: Sequence[File], outcome: Outcome) -> None:

@@ -45,6 +45,8 @@ class File(msgspec.Struct, omit_defaults=True):
         unreadable: Why the file, or the rest of it, could not be read.
         tracked: Those of `TRACKED` that its lines hold; None if not known.
         pruned_us: When `prune` deleted it and kept its digest, in Unix microseconds; None if it is there.
+        part: The folder below the run's in which `prune` keeps all that it held; None if it is there, or if
+            only its digest was kept, as earlier versions did.
         inode: Its number on the disk; 0 if not known, as of files on other nodes.
     """
 
@@ -61,6 +63,7 @@ class File(msgspec.Struct, omit_defaults=True):
     unreadable: str | None = None
     tracked: list[str] | None = None
     pruned_us: int | None = None
+    part: str | None = None
     inode: int = 0
 
     def may_hold(self, names: Iterable[str]) -> bool:
@@ -68,6 +71,11 @@ class File(msgspec.Struct, omit_defaults=True):
         if self.tracked is None:
             return True
         return any(name in self.tracked or name not in TRACKED for name in names)
+
+    @property
+    def has_records(self) -> bool:
+        """Whether its records can be read: in the log, or in what `prune` kept of it."""
+        return self.pruned_us is None or self.part is not None
 
     @property
     def place(self) -> Place | None:

@@ -111,7 +111,7 @@ class Health:
             (self.outside, f"{self.outside:,} {_plural(self.outside, 'record')} outside of any step"),
             (len(self.ended_abruptly), f"{gone} {lost}"),
             (len(self.open_at_end), f"open when their process ended: {_listed(self.open_at_end)}"),
-            (len(self.pruned), f"{_name_pruned(self.pruned)}; their ledgers stay"),
+            (len(self.pruned), f"{_name_pruned(self.pruned)}; answers about them stay"),
             (len(self.ignored), f"not read: {_listed(self.ignored)}"),
             (len(self.read_as), f"read as {self.read_as}"),
             (len(self.cannot_show), f"which cannot show: {'; '.join(self.cannot_show)}"),

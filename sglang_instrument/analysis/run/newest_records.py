@@ -26,7 +26,7 @@ def newest_records(
 
     Args:
         run: The run.
-        files: Files of it. Those that `prune` deleted are left out.
+        files: Files of it. Those of which `prune` kept no records are left out.
         kind: The fields. One that is missing in a record, or of another type, has its default.
         events: Only records of these events. Other lines are not decoded.
         keys: Beside those, records that hold one of these keys, and perhaps some that hold them as a word.
@@ -38,10 +38,10 @@ def newest_records(
     names = (*events, *keys)
     files = [file for file in files if file.place is not None and (not names or file.may_hold(names))]
     logged = run.read_marked(
-        [file for file in files if file.pruned_us is None], (LOG_OPENED, *names) if names else ()
+        [file for file in files if file.has_records], (LOG_OPENED, *names) if names else ()
     )
     for file in files:
-        if file.pruned_us is None:
+        if file.has_records:
             records = records_in(next(logged)[1], kind, () if keys else events)
         else:
             records = _kept_calls(run, file, kind) if with_kept else iter(())
@@ -60,10 +60,10 @@ def _kept_calls(run: Run, file: File, kind: type[_Kind]) -> Iterator[tuple[str |
 def control_records(run: Run) -> Iterator[tuple[File, str | None, WholeLine]]:
     """Yield the control records of newest runs, each with its file and the run that wrote it.
 
-    Files that `prune` deleted are left out.
+    Files of which `prune` kept no records are left out.
     """
     counts = newest_run_filter(run.files)
-    files = [file for file in run.files if file.place is not None and file.pruned_us is None]
+    files = [file for file in run.files if file.place is not None and file.has_records]
     for file, chunks in run.read_marked(files, sorted(CONTROL_EVENTS)):
         run_id = None
         for chunk in chunks:

@@ -125,8 +125,8 @@ class Run:
             )
 
     def demand_records(self, step: Steps, worker: int | None = None, validate: bool | None = None) -> None:
-        """Raise LogError if `prune` deleted records of these steps; None stands for all steps."""
-        gone = [file for file in self.files_of(step, worker, validate) if file.pruned_us is not None]
+        """Raise LogError if an earlier version deleted records of these steps; None stands for all steps."""
+        gone = [file for file in self.files_of(step, worker, validate) if not file.has_records]
         if gone:
             raise LogError(
                 f"{self.folder}: {pruned_words(gone)}; summary, requests, turns, workers,"
@@ -141,7 +141,7 @@ class Run:
     @cached_property
     def pruned_steps(self) -> set[tuple[int, bool]]:
         """The steps, and whether each is validation, of which `prune` deleted records."""
-        places = [file.place for file in self.files if file.pruned_us is not None]
+        places = [file.place for file in self.files if not file.has_records]
         return {(one.step, one.validate) for one in places if one is not None and one.step is not None}
 
     @cached_property
@@ -258,7 +258,7 @@ class Run:
         if step is not None:
             self.demand_records(step, worker, validate)
         files = self.files_of(step, worker, validate)
-        return [file for file in files if file.pruned_us is None]
+        return [file for file in files if file.has_records]
 
     def read_marked(
         self, files: Sequence[File], names: Sequence[str]

@@ -1,8 +1,8 @@
-"""Read what `prune` keeps of the log files that it deletes: their digest, in the folder `.pruned`.
+"""Read what `prune` keeps of the log files that it deletes: digest and records, in the folder `.pruned`.
 
-Each call of `prune` adds a folder to `.pruned` and never changes one: so it needs no other call, an
-interrupted one loses nothing, and `collect` can bring it along. A log file that is there wins over what is
-kept of it: where a deletion was interrupted, or the file was put back.
+Each call of `prune` adds folders to `.pruned` and never changes one: so a folder needs no other one, an
+interrupted call loses nothing, and `collect` can bring it along. Earlier versions kept no records. A log file
+that is there wins over what is kept of it: where a deletion was interrupted, or the file was put back.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,12 @@ from sglang_instrument.analysis.digests.file_sources import Key, join_digests, k
 from sglang_instrument.analysis.digests.stored_digest import load_digest, read_table
 from sglang_instrument.analysis.reading.files import Control, File
 from sglang_instrument.analysis.reading.folders import in_order
+from sglang_instrument.analysis.store.kept_lines import KEPT_RECORDS
 
 #: The folder in that of a run, and names of tables in a folder of it.
 PRUNED: Final = ".pruned"
 PATHS: Final = "event_paths"
-CALLS: Final = "engine_calls"
+CALLS: Final = "engine_calls"  # of earlier versions, in place of the records
 _NAMED: Final = 8  # ranges of steps
 
 _Process = tuple[str, str]  # folder and stem of a file's name: `.jsonl` and `.jsonl.zst` are one file
@@ -49,6 +50,8 @@ def with_pruned(
     for home in homes:
         try:
             own, kept = load_digest(home, smaller=True)
+            part = f"{PRUNED}/{home.name}" if (home / KEPT_RECORDS).is_file() else None
+            own = [msgspec.structs.replace(file, part=part) for file in own]
         except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError) as error:
             lost = File(f"{PRUNED}/{home.name}", 0, 0, unreadable=str(error), pruned_us=0)
             parts.append(([lost], [lost], concat_digests([])))

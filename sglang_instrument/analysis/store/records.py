@@ -51,15 +51,7 @@ def record_rows(reading: Reading) -> pl.DataFrame:
     records = with_texts(reading.records)
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
     rows = pl.concat([spans, records.filter(pl.col("duration_sec").is_null())], how="diagonal")
-    sources = pl.DataFrame(
-        {
-            "source": list(range(len(reading.sources))),
-            "file": [reading.files[source.file].path for source in reading.sources],
-            "run_id": [source.run_id for source in reading.sources],
-        },
-        schema={"source": pl.Int64, "file": pl.String, "run_id": pl.String},
-    )
-    rows = rows.join(sources, on="source", how="left").sort("position")
+    rows = with_files(rows, reading).sort("position")
     own, wall, duration = pl.col("self_sec"), pl.col("wall_sec"), pl.col("duration_sec")
     # As text: not every reader of Parquet knows categories.
     rows = rows.with_columns(
@@ -68,6 +60,19 @@ def record_rows(reading: Reading) -> pl.DataFrame:
         wall_sec=pl.when(wall != own).then(wall),
     )
     return rows.select(*(pl.col(name).cast(kind) for name, kind in COLUMNS_OF_RECORDS.items()), "source")
+
+
+def with_files(records: pl.DataFrame, reading: Reading) -> pl.DataFrame:
+    """Return records with the path of their `file`, and the `run_id` of the run that wrote them."""
+    sources = pl.DataFrame(
+        {
+            "source": list(range(len(reading.sources))),
+            "file": [reading.files[source.file].path for source in reading.sources],
+            "run_id": [source.run_id for source in reading.sources],
+        },
+        schema={"source": pl.Int64, "file": pl.String, "run_id": pl.String},
+    )
+    return records.join(sources, on="source", how="left", maintain_order="left")
 
 
 def write_records(target: SafeFolder, reading: Reading) -> pl.DataFrame:

@@ -162,7 +162,7 @@ def _add(
     held = {key for part in staying for key in part.files}
     missing = [file for file in files if file.path in resting and key_of(file) not in held]
     new = []
-    for group in _groups(missing):
+    for group in group_files(missing):
         tables = only_files(digest, files, group).tables()
         new.append(write_part(home, group, tables))
     write_index(home, [*staying, *new])
@@ -175,7 +175,7 @@ def _staying(parts: Sequence[Part], keys: Collection[Key]) -> list[Part]:
     return [part for part in useful if part.records >= _SMALL] if len(small) > _MOST_SMALL else useful
 
 
-def _groups(files: Sequence[File]) -> Iterator[list[File]]:
+def group_files(files: Sequence[File]) -> Iterator[list[File]]:
     """Yield files that make up a part: whole folders, until they hold enough records."""
     group: list[File] = []
     for _, in_folder in groupby(files, key=lambda file: file.folder):

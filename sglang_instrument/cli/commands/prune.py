@@ -1,4 +1,4 @@
-"""Delete the records of most steps of a long run, and keep what the answers about these steps need."""
+"""Delete the logs of most steps of a long run, and keep all that they hold in a ninth of the bytes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.long_runs.prune import Outcome
 
 HELP: Final = """\
-Delete the records of most steps of a long run. Their ledgers stay: summary, requests, turns, workers,
-lengths, gaps, whatif, compare and the report answer for these steps as before. What reads single records,
-such as `events --step 12`, then says when they were pruned.
+Delete the logs of most steps of a long run. All that they hold stays, as Parquet in about a ninth of the
+bytes: every command answers for these steps as before.
 
     sglang-instrument prune logs/gsm8k_600                               # says what would go, and asks
     sglang-instrument prune logs/gsm8k_600 --keep-steps 500 --keep-slowest 50
     sglang-instrument prune logs/gsm8k_600 --yes                         # asks nothing: for cron
     sglang-instrument prune logs/gsm8k_600 --store                       # only what commands make again
 
-The newest steps keep their records, so do the slowest ones and those that a finding of the verdict names; of
+The newest steps keep their logs, so do the slowest ones and those that a finding of the verdict names; of
 validations likewise. While the run goes on, so do its newest three steps and those that are not closed.
 Files that changed within ten minutes, links, and what is no log stay in any case. Without a terminal and
 without --yes, the command only says what would go. What is kept lies in LOGS/.pruned: delete it only to
@@ -152,12 +151,12 @@ def _planned(plan: Plan) -> Iterator[str]:
         IN_USE: "more that may still be written to",
     }
     why = ", ".join(f"{plan.count(one):,} {of}" for one, of in words.items() if plan.count(one))
-    yield f"{plan.run.name}: {_steps([*plan.keep])} keep records, {size(plan.kept_bytes)}: {why}"
+    yield f"{plan.run.name}: {_steps([*plan.keep])} keep their logs, {size(plan.kept_bytes)}: {why}"
     if not plan.drop:
         yield "nothing to delete"
         return
     files = f"{len(plan.drop):,} files, {size(plan.freed)}"
-    yield f"to delete: the records of {_steps(plan.steps)}, {files}: {_numbers(plan)}; their ledgers stay"
+    yield f"to delete: the logs of {_steps(plan.steps)}, {files}: {_numbers(plan)}; what they hold stays"
     if plan.linked:
         yield f"{plan.linked:,} of these files have a second name on the disk, which keeps their bytes"
     yield from _left(plan.left)
@@ -194,7 +193,7 @@ def _done(plan: Plan, outcome: Outcome | None) -> Iterator[str]:
         return
     yield (
         f"deleted {outcome.files:,} files, {size(outcome.freed)}; "
-        f"their ledgers take {size(outcome.kept)} in {plan.run.folder}/.pruned"
+        f"what they hold takes {size(outcome.kept)} in {plan.run.folder}/.pruned"
     )
     yield from _left(outcome.left)
 

@@ -107,7 +107,7 @@ def _chosen(run: Run, steps: Collection[int] | None, validate: bool | None) -> l
     places = {
         (place.validate, place.step)
         for file in run.files
-        if (place := file.place) is not None and file.pruned_us is None and place.step is not None
+        if (place := file.place) is not None and file.has_records and place.step is not None
         if (steps is None or place.step in steps) and validate in (None, place.validate)
     }
     return [(step, validates) for validates, step in sorted(places)]
