@@ -93,6 +93,31 @@ def test_it_draws_on_terminals_of_all_sizes(run, size):
     drive(run.folder, look, size)
 
 
+def test_a_small_terminal_shows_workers_and_requests_whatever_goes_wrong(run):
+    """The ledger of past steps gives way, and long problems are cut."""
+    for worker in range(2, 5):
+        run.process(f"worker_{worker}", os.getpid())
+        file = run.open(7, worker)
+        file.span("tool_execution", 14, 4, request_id=f"q{worker}", turn=0)
+        place = f"/a/long/way/to/the/code/of/a/tool/which/is/far/away/from/here/of_{worker}.py:3 run_the_tool"
+        stuck = {
+            "event": "tool_execution",
+            "request_id": f"q{worker}",
+            "turn": 1,
+            "age_sec": 35,
+            "place": place,
+        }
+        file.control("open_spans", 50, open=1, spans=[stuck])
+
+    async def look(app, pilot):
+        lines = shown(app).splitlines()
+        assert any(line.startswith("worker  state") for line in lines)
+        assert any("hangs" in line and "hang:" not in line for line in lines)
+        assert any("r17" in line and "hang:" not in line and "49 s" in line for line in lines)
+
+    drive(run.folder, look, size=(80, 24))
+
+
 def test_a_worker_opens_and_closes(run):
     async def look(app, pilot):
         await pilot.press("enter")

@@ -49,6 +49,7 @@ class Terminal(App[None]):
     TITLE = "sglang-instrument watch"
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - textual's own declaration
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (34, "-tall")]  # noqa: RUF012 - as above
     CSS = """
     #head { height: auto; padding: 0 1; }
     #problems { height: auto; padding: 0 1; }
@@ -56,6 +57,9 @@ class Terminal(App[None]):
     #ledger { height: auto; padding: 0 1; border-top: solid $primary; }
     #workers, #requests { width: 1fr; height: 1fr; padding-right: 1; }
     .-narrow #tables { layout: vertical; }
+    .-short #ledger { display: none; }
+    .-short #problems { max-height: 6; }
+    #workers, #requests { min-height: 3; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
