@@ -7,6 +7,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.foreign.sglang.log_prefixes import prefixes
+from sglang_instrument.analysis.reading.columns import COLUMNS
 
 #: Our names; another pair keeps its own, as letters and underscores.
 _NAMES: Final = {
@@ -30,7 +31,18 @@ _DIGITS: Final = r"\d+(?:\.\d+)?"
 _MOST_FIELDS: Final = 40
 _MOST_SHAPES: Final = 10_000
 _REPEATED: Final = r"\[repeated (\d{1,9})x across cluster\]"
-_TAKEN: Final = ("file", "prefix", "kind", "rest", "stamp", "precision_us", "dated", "server", "dp", "ranks")
+#: Columns that a field of the engine may not take.
+_TAKEN: Final = frozenset(COLUMNS) | {
+    "file",
+    "line",
+    "prefix",
+    "kind",
+    "rest",
+    "stamp",
+    "precision_us",
+    "dated",
+}
+_TAKEN_LATER: Final = {"server", "dp", "ranks", "repeated", "row", "is_first", "busy_us", "trainer_step"}
 
 
 @dataclass
@@ -89,8 +101,10 @@ def _field_names(texts: pl.Series) -> dict[str, str]:
         for label in _PAIR.findall(text):
             known = _NAMES.get(label)
             name = known or re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")
-            if known is None and (not name or len(names) >= _MOST_FIELDS or name in _TAKEN):
+            if known is None and (not name or len(names) >= _MOST_FIELDS):
                 continue
+            if known is None and name in _TAKEN | _TAKEN_LATER:
+                name = f"engine_{name}"
             if name not in names.values():
                 names[label] = name
     return names
