@@ -28,6 +28,7 @@ WRITERS = (
     "sglang_requests",
     "server_log",
     "verl_console",
+    "slime_timers",
 )
 #: Formats in which each request, or each call, of the planted run is told.
 WHOLE = ("slime_traces", "verl_traces", "areal_traces")
@@ -36,6 +37,7 @@ TELLS = {
     "areal_traces": "31 s more in engine",
     "verl_metrics": "trainer_generate took 1.9 times the usual",
     "verl_console": "trainer_generate took 1.9 times the usual",
+    "slime_timers": "train_wait took 1.9 times the usual",
 }
 HOW_TO = Path(__file__).parents[2] / "docs/how-to/other-logs.md"
 

@@ -114,3 +114,49 @@ def test_timings_that_are_none_of_a_step_are_counted(tmp_path, capsys):
     path.write_text("# grep timing_s/gen\nmetrics: timing_s/step\n")
     assert main(["summary", str(path)]) == 2
     assert '2 lines with "timing_s/" that are none of a step' in capsys.readouterr().err
+
+
+def timer_lines(with_servers):
+    """Twelve steps of slime's timers: the weight update of step 7 takes 63 s; with servers' lines."""
+    lines, now = [], 0.0
+    for step in range(LAST):
+        odd = 63.0 if step == SLOW else 3.0
+        parts = {
+            "train_wait": 20.0,
+            "log_probs": 5.0,
+            "actor_train": 20.0,
+            "train": 25.2,
+            "update_weights": odd,
+        }
+        for name, sec in parts.items():
+            if name == "train_wait" and with_servers:
+                lines += [begin(now + second) + decode() for second in range(1, 19)]
+            now += 0.2 if name == "train" else sec
+            lines.append(
+                f"(Trainer pid=7) {begin(now, '')}timer.py:32 - Timer {name} end (elapsed: {sec:.1f}s)"
+            )
+        lines.append(f"(Trainer pid=7) {begin(now, '')}metrics.py:44 - perf {step}: {{'perf/x': 4.0}}")
+    return lines
+
+
+@pytest.mark.parametrize("with_servers", [True, False])
+def test_slime_s_timers_name_the_part_that_took_long(tmp_path, with_servers):
+    path = tmp_path / "driver.log"
+    path.write_text("\n".join(timer_lines(with_servers)) + "\n")
+    run = open_run(path)
+    assert run.steps == list(range(LAST))
+    assert "weights_update" in judge(run).sentence
+    assert f"step {SLOW}" in judge(run).sentence
+    timers = run.executor.log.rows.filter(role="trainer", event="weights_update")
+    assert timers["duration_sec"].max() == pytest.approx(63, abs=1)
+    spans = run.executor.log.rows.filter(role="trainer").drop_nulls("duration_sec").sort("start_us", "end_us")
+    pairs = [(row["start_us"], row["end_us"]) for row in spans.to_dicts()]
+    for start, end in pairs:  # no two overlap in part
+        assert not [other for other in pairs if start < other[0] < end < other[1]]
+
+
+def test_timers_without_a_time_are_counted(tmp_path, capsys):
+    path = tmp_path / "slime_timer_0.log"
+    path.write_text("Timer train end (elapsed: 25200.1ms)\n" * 3)
+    assert main(["summary", str(path)]) == 2
+    assert "3 lines of timers without a time" in capsys.readouterr().err

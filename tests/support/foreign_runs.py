@@ -216,6 +216,22 @@ def verl_console(folder: Path, run: Sequence[PlayedStep]) -> Path:
     return folder
 
 
+def slime_timers(folder: Path, run: Sequence[PlayedStep]) -> Path:
+    """Write what slime's `Timer` prints in the trainer's first rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "driver.log").open("w") as file:
+        for played in run:
+            for name, start, end in (
+                ("train_wait", played.begin, played.done),
+                ("actor_train", *played.trained),
+                ("train", *played.trained),
+            ):
+                text = f"timer.py:32 - Timer {name} end (elapsed: {end - start:.1f}s)"
+                file.write(f"(MegatronTrainRayActor pid=7) {_stamped(end, text)}")
+            file.write(_stamped(played.trained[1], f"perf {played.step - 1}: {{'perf/train_time': 1.0}}"))
+    return folder
+
+
 def _mlflow_spans(request: Request) -> Iterator[tuple[str, str | None, str, int, int, str]]:
     loop, run = "0" * 16, "1" * 16
     yield loop, None, "agent_loop", *_nanos(request.start, request.end), _content({}, {})

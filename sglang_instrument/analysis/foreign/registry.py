@@ -10,6 +10,7 @@ from typing import Final
 from sglang_instrument.analysis.foreign import (
     areal_traces,
     sglang_requests,
+    slime_timers,
     slime_traces,
     verl_console,
     verl_metrics,
@@ -53,6 +54,7 @@ FORMATS: Final = (
     Format(sglang_requests.NAME, sglang_requests.FILES, sglang_requests.claims, sglang_requests.read),
     Format(server_logs.NAME, server_logs.FILES, server_logs.claims, server_logs.read),
     Format(verl_console.NAME, verl_console.FILES, verl_console.claims, verl_console.read),
+    Format(slime_timers.NAME, slime_timers.FILES, slime_timers.claims, slime_timers.read),
 )
 
 

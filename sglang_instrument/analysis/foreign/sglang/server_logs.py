@@ -21,6 +21,9 @@ from sglang_instrument.analysis.foreign.sglang.log_marks import BATCHES, SETTING
 from sglang_instrument.analysis.foreign.sglang.servers import Servers
 from sglang_instrument.analysis.foreign.sglang.slots import MOST_ROWS, all_slots, as_calls
 from sglang_instrument.analysis.foreign.sglang.stretches import Stretches, stretches
+from sglang_instrument.analysis.foreign.sglang.timer_lines import MARKS as TIMER_MARKS
+from sglang_instrument.analysis.foreign.sglang.timer_lines import PATTERN as TIMER
+from sglang_instrument.analysis.foreign.sglang.timer_lines import of_trainer, timers_in
 from sglang_instrument.analysis.foreign.sglang.trainer_steps import printed_steps, trainer_rows
 from sglang_instrument.plain_text import plain
 
@@ -47,7 +50,7 @@ _SET_BACK: Final = (
 )
 _TOO_MANY: Final = f"slots beyond {MOST_ROWS:,}"
 _EXAMPLE: Final = 200  # characters of a line that is shown
-_MARKS: Final = (*BATCHES, SETTINGS, MARK, *engine_notes.MARKS)
+_MARKS: Final = (*BATCHES, SETTINGS, MARK, *TIMER_MARKS, *engine_notes.MARKS)
 _NO_TEXT: Final = (
     ".jsonl",
     ".json",
@@ -82,7 +85,7 @@ def read(paths: Sequence[Path]) -> ForeignLog:
     changed_us = {number: path.stat().st_mtime_ns // 1000 for number, path in enumerate(paths)}
     every = pl.concat([lines_of(path, number, _MARKS, log.unreadable) for number, path in enumerate(paths)])
     every, steps = printed_steps(every)
-    is_batch, is_note, is_setting = _kinds_of(every["line"])
+    is_batch, is_note, is_setting, is_timer = _kinds_of(every["line"])
     lines = batch_lines(every.filter(is_batch), changed_us)
     servers = Servers(lines.table)
     batches, set_back = forward(servers.numbered(lines.table))
@@ -95,6 +98,9 @@ def read(paths: Sequence[Path]) -> ForeignLog:
     calls = pl.concat([as_calls(slots), _logged(work.requests)], how="diagonal_relaxed")
     frames = [_batches(work.batches, lines.fields), _notes(notes), calls, _requests(calls)]
     frames += [trainer_rows(steps, work.batches)] if steps else []
+    timers = timers_in(every.filter(is_timer), changed_us)
+    if len(timers):
+        frames.append(of_trainer(timers.with_columns(step=work.step_at(timers["end_us"]))))
     log.rows = to_rows(pl.concat(frames, how="diagonal_relaxed"))
     log.tells_requests = bool(logged) and not slots
     log.rejects.foreign += sum(count for count, _ in lines.misread.values())
@@ -109,13 +115,14 @@ def read(paths: Sequence[Path]) -> ForeignLog:
     return log
 
 
-def _kinds_of(lines: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
-    """Return of each line whether it is about a batch, a note, or the server's settings."""
+def _kinds_of(lines: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series, pl.Series]:
+    """Return of each line whether it is about a batch, a note, the server's settings, or a timer."""
     is_step = lines.str.contains(PATTERN)
     is_note = lines.str.contains_any([mark.decode() for mark in engine_notes.MARKS])
     is_setting = lines.str.contains(SETTINGS.decode(), literal=True) & ~is_note
     is_batch = ~is_note & ~is_setting & ~is_step
-    return is_batch & lines.str.contains(_BATCH), is_note, is_setting
+    about_batch = is_batch & lines.str.contains(_BATCH)
+    return about_batch, is_note, is_setting, lines.str.contains(TIMER) & ~about_batch
 
 
 def _intervals(lines: pl.DataFrame) -> dict[int, int]:
