@@ -4,7 +4,7 @@ import resource
 import time
 
 import polars as pl
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from server_lines import begin, decode
 
@@ -88,7 +88,7 @@ OTHERS = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, phases=[Phase.generate])
 @given(st.lists(st.one_of(BATCHES, BATCHES, OTHERS), max_size=25), st.booleans())
 def test_each_line_about_a_batch_is_a_row_or_misread(tmp_path_factory, lines, steady):
     if steady:

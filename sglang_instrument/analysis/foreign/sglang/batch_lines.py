@@ -79,9 +79,9 @@ def batch_lines(lines: pl.DataFrame, changed_us: dict[int, int]) -> BatchLines:
         pl.col("running").is_null() | pl.col("tokens_per_sec").is_null()
     )
     is_misread = pl.col("stamp").is_null() | pl.col("kind").is_null() | useless
-    wrong = table.filter(is_misread)
+    wrong = table.filter(is_misread).with_columns(pl.col("kind").fill_null("Decode"))
     misread = {
-        f"{kind or 'Decode'} batch": (len(group), str(group["line"][0]))
+        f"{kind} batch": (len(group), str(group["line"][0]))
         for (kind,), group in wrong.partition_by("kind", as_dict=True, maintain_order=True).items()
     }
     kept = table.filter(pl.col("stamp").is_not_null() & pl.col("kind").is_not_null())

@@ -77,13 +77,14 @@ def _steps(parts: pl.DataFrame) -> pl.Series:
     """Return the step of each line: that of the line "perf" which is printed next, else counted from 0."""
     numbers = [match and int(match[1]) for match in map(_PERF.search, parts["line"])]
     if any(number is not None for number in numbers):
-        steps = pl.Series(numbers, dtype=pl.Int64).fill_null(strategy="backward")
+        printed = pl.Series(numbers, dtype=pl.Int64).fill_null(strategy="backward")
         last = max(number for number in numbers if number is not None)
-        return steps.fill_null(last + 1)
+        return printed.fill_null(last + 1)
     waits = (parts["name"] == _FIRST).fill_null(False)
     names = parts["name"].drop_nulls()
     begins = waits if waits.any() or names.is_empty() else (parts["name"] == names[0]).fill_null(False)
-    return (begins.cast(pl.Int64).cum_sum() - 1).clip(lower_bound=0)
+    steps: pl.Series = (begins.cast(pl.Int64).cum_sum() - 1).clip(lower_bound=0)
+    return steps
 
 
 def of_trainer(timers: pl.DataFrame) -> pl.DataFrame:
