@@ -1,12 +1,17 @@
 """Plant how a run or a file ends early: hangs, deaths, torn lines."""
 
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from sglang_instrument.testing.causes.base import OneWorkerCause
 from sglang_instrument.testing.causes.kill import kill_worker
 from sglang_instrument.testing.simulation.plan import StepPlan
 from sglang_instrument.testing.simulation.workload import TOOLS
+
+_OVER_SEC: Final = 600.0  # so old are the files of a run that is over
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,9 @@ class Death(OneWorkerCause):
     def damage(self, folder: Path) -> None:
         """Cut the files as dying workers leave them."""
         kill_worker(folder, self.step, self.worker, self.share, self.ahead_sec)
+        long_ago = time.time() - _OVER_SEC  # a run whose files still change is not over
+        for path in folder.rglob("*.jsonl"):
+            os.utime(path, (long_ago, long_ago))
 
 
 @dataclass(frozen=True)
