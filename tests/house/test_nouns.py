@@ -28,8 +28,6 @@ NOT_DONE = {
     "sglang_instrument/cli",
     "sglang_instrument/live",
     "sglang_instrument/recording/watch",
-    "sglang_instrument/testing/causes",
-    "sglang_instrument/testing/simulation",
     "tests/analysis",
     "tests/cli",
     "tests/live",

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from sglang_instrument.analysis.timing.processor_sharing import Served
 from sglang_instrument.testing.simulation.queueing import (
-    Call,
     Caller,
     Engine,
     EngineState,
+    SimulatedCall,
     serve,
 )
 
@@ -49,7 +49,9 @@ states = st.builds(
 def caller(made: list[Asked], begin: float, served: list[Served]) -> Caller:
     now = begin
     for call in made:
-        served.append((yield Call(now + call.wait_sec, call.prompt_tokens, call.work, call.extra_sec)))
+        served.append(
+            (yield SimulatedCall(now + call.wait_sec, call.prompt_tokens, call.work, call.extra_sec))
+        )
         now = served[-1].end
 
 

@@ -29,7 +29,7 @@ def kill_worker(folder: Path, step: int, worker: int, share: float, ahead_sec: f
             rmtree(path)
     written = {path: _read(path) for path in sorted((folder / f"step_{step}").glob("worker_*.jsonl"))}
     of_dead = written[folder / f"step_{step}" / f"worker_{worker}.jsonl"]
-    begin, arrival = min(one["start_us"] for one in of_dead if "start_us" in one), _arrival(of_dead)
+    begin, arrival = min(record["start_us"] for record in of_dead if "start_us" in record), _arrival(of_dead)
     killed_us = begin + round(share * (arrival - begin)) - _ahead_us(of_dead)
     others_us = killed_us + round(ahead_sec * 1e6)
     for path, records in written.items():
@@ -58,24 +58,28 @@ def _cut(path: Path, end_us: int) -> None:
     """Leave the header, and the records of what had ended until then."""
     header, *records = _read(path)
     end_us += _ahead_us([header])
-    _save(path, [header, *(one for one in records if _end(one) <= end_us)])
+    _save(path, [header, *(record for record in records if _end(record) <= end_us)])
 
 
 def _save(path: Path, records: list[Record]) -> None:
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def _write(path: Path, records: list[Record], end_us: int) -> None:
     """Write what a worker would have written until its death; no worker passes the barrier."""
-    header = [one for one in records if one["event"] == LOG_OPENED]
-    done = [one for one in records if one["event"] not in CONTROL_EVENTS and _end(one) < _arrival(records)]
-    left = [one for one in done if _end(one) <= end_us]
+    header = [record for record in records if record["event"] == LOG_OPENED]
+    done = [
+        record
+        for record in records
+        if record["event"] not in CONTROL_EVENTS and _end(record) < _arrival(records)
+    ]
+    left = [record for record in done if _end(record) <= end_us]
     reports = list(_reports(records, end_us))
     _save(path, header + sorted(left + reports, key=_end))
 
 
 def _arrival(records: list[Record]) -> int:
-    return min(int(one["start_us"]) for one in records if kind_of(one["event"]).phase == "barrier")
+    return min(int(record["start_us"]) for record in records if kind_of(record["event"]).phase == "barrier")
 
 
 def _end(record: Record) -> int:
@@ -89,15 +93,15 @@ def _reports(records: list[Record], end_us: int) -> list[Record]:
     """Return the reports that the watchdog would have written until then: it checks once a second."""
     arrival = _arrival(records)
     due: dict[int, list[Record]] = defaultdict(list)
-    for one in records:
-        if "start_us" not in one or kind_of(one["event"]).phase not in WATCHED_PHASES:
+    for record in records:
+        if "start_us" not in record or kind_of(record["event"]).phase not in WATCHED_PHASES:
             continue
-        never = one["start_us"] >= arrival or _end(one) > arrival
-        if one["start_us"] > arrival:
+        never = record["start_us"] >= arrival or _end(record) > arrival
+        if record["start_us"] > arrival:
             continue  # it would come after the barrier, which no worker left
         age = FIRST_AGE_US
-        while one["start_us"] + age < (end_us if never else min(_end(one), end_us)):
-            due[-(-(one["start_us"] + age) // 1_000_000) * 1_000_000].append(one)
+        while record["start_us"] + age < (end_us if never else min(_end(record), end_us)):
+            due[-(-(record["start_us"] + age) // 1_000_000) * 1_000_000].append(record)
             age *= 2
     return [_report(moment, spans) for moment, spans in due.items() if moment <= end_us]
 
@@ -105,12 +109,12 @@ def _reports(records: list[Record], end_us: int) -> list[Record]:
 def _report(moment: int, spans: list[Record]) -> Record:
     stuck = [
         {
-            "event": one["event"],
-            **{key: one["extra"][key] for key in ("request_id", "turn") if key in one.get("extra", {})},
-            "age_sec": (moment - one["start_us"]) / 1e6,
+            "event": span["event"],
+            **{key: span["extra"][key] for key in ("request_id", "turn") if key in span.get("extra", {})},
+            "age_sec": (moment - span["start_us"]) / 1e6,
             "stack": [],
         }
-        for one in spans
+        for span in spans
     ]
     first = spans[0]
     stamp = datetime.fromtimestamp(moment / 1e6, timezone.utc).isoformat()

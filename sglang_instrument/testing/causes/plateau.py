@@ -5,7 +5,7 @@ from random import Random
 
 from sglang_instrument.testing.causes.base import WorkerCause
 from sglang_instrument.testing.simulation.plan import StepPlan
-from sglang_instrument.testing.simulation.workload import Request, Turn
+from sglang_instrument.testing.simulation.workload import PlannedRequest, PlannedTurn
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Planting:
     def __init__(self, plateau: Plateau, random: Random, token_sec: float) -> None:
         self._plateau, self._random, self._token_sec = plateau, random, token_sec
 
-    def run(self, requests: list[Request]) -> None:
+    def run(self, requests: list[PlannedRequest]) -> None:
         by_length = sorted(requests, key=lambda request: self._generation_sec(request.turns))
         still = by_length[max(0, len(by_length) - self._plateau.requests) :]
         for request in by_length[: len(by_length) - len(still)]:
@@ -43,19 +43,19 @@ class _Planting:
         for request in still:
             self._stand_still(request)
 
-    def _generation_sec(self, turns: list[Turn]) -> float:
+    def _generation_sec(self, turns: list[PlannedTurn]) -> float:
         return sum(turn.tokens * turn.pace * self._token_sec + turn.answer_sec for turn in turns)
 
-    def _finish_before(self, request: Request, limit_sec: float) -> None:
+    def _finish_before(self, request: PlannedRequest, limit_sec: float) -> None:
         taken_sec = self._generation_sec(request.turns)
         if taken_sec > limit_sec:
             _scale(request.turns, limit_sec / taken_sec)
 
-    def _stand_still(self, request: Request) -> None:
+    def _stand_still(self, request: PlannedRequest) -> None:
         plateau, random = self._plateau, self._random
         while len(request.turns) <= plateau.turn:
             sec = random.uniform(1.0, 3.0)
-            request.turns.insert(0, Turn(int(sec / self._token_sec), 1.0, 5e-4, reply_sec=0.01))
+            request.turns.insert(0, PlannedTurn(int(sec / self._token_sec), 1.0, 5e-4, reply_sec=0.01))
         before = request.turns[: plateau.turn]
         taken_sec = self._generation_sec(before)
         if taken_sec > plateau.start_sec * 0.9:
@@ -69,7 +69,7 @@ class _Planting:
             later.pace *= plateau.slowdown
 
 
-def _scale(turns: list[Turn], factor: float) -> None:
+def _scale(turns: list[PlannedTurn], factor: float) -> None:
     for turn in turns:
         turn.pace *= factor
         turn.tools = [(name, sec * factor) for name, sec in turn.tools]

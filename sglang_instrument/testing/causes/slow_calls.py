@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sglang_instrument.testing.causes.base import WorkerCause
 from sglang_instrument.testing.simulation.plan import StepPlan
-from sglang_instrument.testing.simulation.workload import TOOLS, Request
+from sglang_instrument.testing.simulation.workload import TOOLS, PlannedRequest
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SlowCall(WorkerCause):
         requests = list(plan.requests_of(self.worker))
         self._delay(plan.random(self.worker).choice(requests))
 
-    def _delay(self, request: Request) -> None:
+    def _delay(self, request: PlannedRequest) -> None:
         turn = request.turns[0]
         if self.kind == "reward":
             request.reward_sec += self.seconds

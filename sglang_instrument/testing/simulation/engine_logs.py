@@ -8,7 +8,7 @@ import msgspec
 
 from sglang_instrument.schema import LOG_OPENED
 from sglang_instrument.testing.simulation.log_files import LogFile
-from sglang_instrument.testing.simulation.timeline import EngineCall, Happened
+from sglang_instrument.testing.simulation.timeline import Happened, ServedCall
 
 _ROLES: Final = ("server", "scheduler", "detokenizer")
 _ON_THE_WAY: Final = 0.01  # share of a call's time from its caller to the server, and again to the scheduler
@@ -28,7 +28,7 @@ class EngineLogs:
         for path in self._paths.values():
             path.write_bytes(msgspec.json.Encoder().encode_lines([opened]))
 
-    def write(self, calls: Iterable[EngineCall]) -> None:
+    def write(self, calls: Iterable[ServedCall]) -> None:
         """Write what the engine's processes did for some calls."""
         records: dict[str, list[Happened]] = {role: [] for role in _ROLES}
         for call in calls:
@@ -37,21 +37,23 @@ class EngineLogs:
         for role, path in self._paths.items():
             ordered = sorted(records[role], key=lambda record: record.end)
             with path.open("ab") as stream:
-                stream.write(msgspec.json.Encoder().encode_lines([self._file.line(one) for one in ordered]))
+                stream.write(
+                    msgspec.json.Encoder().encode_lines([self._file.line(record) for record in ordered])
+                )
 
 
 def name_calls(happened: Iterable[Happened]) -> None:
     """Give each recorded engine call the `rid` under which the engine knows it."""
-    for one in happened:
-        if one.event == "turn_engine_call" and one.extra is not None:
-            one.extra["rid"] = _rid(one.extra["request_id"], one.extra["turn"])
+    for record in happened:
+        if record.event == "turn_engine_call" and record.extra is not None:
+            record.extra["rid"] = _rid(record.extra["request_id"], record.extra["turn"])
 
 
 def _rid(request_id: str, turn: int) -> str:
     return f"{request_id}-{turn}"
 
 
-def _served(call: EngineCall) -> Iterator[tuple[str, Happened]]:
+def _served(call: ServedCall) -> Iterator[tuple[str, Happened]]:
     """Yield what each process did for a call, on the true clock.
 
     The engine's own times are moved together a little, so that the ways to it and back have room in the call.

@@ -33,7 +33,7 @@ class LogFile:
         """Return the whole file; in a step without an end, a tool stays open, or a barrier if it `waits`."""
         records = _in_order(happened)
         lines = [self.control(LOG_OPENED, begin, self.opening(begin))]
-        lines += [self.line(one) for one in records]
+        lines += [self.line(record) for record in records]
         if end < NEVER:
             counts = {"written": len(records), "dropped": 0, "sampled_out": 0}
             lines.append(self.control(STEP_CLOSED, end, counts))
@@ -50,13 +50,13 @@ class LogFile:
     def reference_lines(self, happened: list[Happened]) -> bytes:
         """Return the file as the reference writes it: only its events and keys, in local time."""
         records = _in_order(happened)
-        lines = [self._reference_line(one) for one in records if one.event in REFERENCE_EVENTS]
+        lines = [self._reference_line(record) for record in records if record.event in REFERENCE_EVENTS]
         return msgspec.json.Encoder().encode_lines(lines)
 
-    def _reference_line(self, one: Happened) -> LogLine:
-        duration_sec = None if one.instant else round(one.end - one.start, 9)
-        stamp = self._timestamp(one.end).removesuffix(_UTC)
-        return LogLine(stamp, one.event, duration_sec, one.extra, self._rank, self._step)
+    def _reference_line(self, record: Happened) -> LogLine:
+        duration_sec = None if record.instant else round(record.end - record.start, 9)
+        stamp = self._timestamp(record.end).removesuffix(_UTC)
+        return LogLine(stamp, record.event, duration_sec, record.extra, self._rank, self._step)
 
     def _stuck(self, event: str, age_sec: float) -> dict[str, Any]:
         return {"event": event, "age_sec": round(age_sec, 3), "stack": []}
@@ -72,24 +72,24 @@ class LogFile:
         line.validate = self._validate
         return line
 
-    def line(self, one: Happened) -> LogLine:
+    def line(self, record: Happened) -> LogLine:
         """Return the line of a record."""
-        if one.instant:
+        if record.instant:
             duration_sec, start_us = None, None
         else:
-            duration_sec = round(one.end - one.start, 9)
-            start_us = self._epoch_us + int(one.start * 1e6)
+            duration_sec = round(record.end - record.start, 9)
+            start_us = self._epoch_us + int(record.start * 1e6)
         return LogLine(
-            self._timestamp(one.end),
-            one.event,
+            self._timestamp(record.end),
+            record.event,
             duration_sec,
-            one.extra,
+            record.extra,
             self._rank,
             self._step,
             start_us,
-            one.task,
-            one.spawned_by,
-            phase=one.phase,
+            record.task,
+            record.spawned_by,
+            phase=record.phase,
             validate=self._validate,
         )
 
@@ -103,7 +103,7 @@ class LogFile:
 
 def _in_order(happened: list[Happened]) -> list[Happened]:
     """Return what ended, by its end; of two that end together, the one that began later first."""
-    ended = [one for one in happened if one.end < NEVER]
+    ended = [record for record in happened if record.end < NEVER]
     ended.sort(key=itemgetter(1), reverse=True)  # start
     ended.sort(key=itemgetter(2))  # end; sorting keeps the order of equal ends
     return ended

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from sglang_instrument.testing.simulation.queueing import Engine, EngineState
-from sglang_instrument.testing.simulation.workload import Request
+from sglang_instrument.testing.simulation.workload import PlannedRequest
 
 
 @dataclass
@@ -20,7 +20,7 @@ class WorkerPlan:
     """
 
     rank: int
-    requests: list[Request]
+    requests: list[PlannedRequest]
     parts: dict[str, float]
     blocks: list[tuple[float, float]] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class StepPlan:
             return self.engines
         return [self.engines[worker]]
 
-    def requests_of(self, worker: int | None) -> Iterator[Request]:
+    def requests_of(self, worker: int | None) -> Iterator[PlannedRequest]:
         """Yield the requests of a worker; of all if None."""
         for plan in self.of(worker):
             yield from plan.requests

@@ -52,21 +52,21 @@ class EngineState:
     stalls: list[tuple[float, float]] = field(default_factory=list)
 
 
-class Call(NamedTuple):
-    """A call of an engine, made `at` a time.
+class SimulatedCall(NamedTuple):
+    """A call of an engine, made at `at_sec`.
 
     `work` is in tokens, and counts those of a slow call more than once; for `extra_sec` the call stays in the
     engine before its first token.
     """
 
-    at: float
+    at_sec: float
     prompt_tokens: int
     work: float
     extra_sec: float = 0.0
 
 
 #: A request: it yields its calls, and is sent when each was served.
-Caller = Generator[Call, Served, None]
+Caller = Generator[SimulatedCall, Served, None]
 
 
 def serve(engine: Engine, state: EngineState, begin: float, callers: Iterable[Caller]) -> None:
@@ -82,7 +82,7 @@ def _prefilled(engine: Engine, caller: Caller) -> processor_sharing.Caller:
     call = next(caller, None)
     while call is not None:
         prefill_sec = engine.call_sec + call.prompt_tokens * engine.prefill_sec
-        served = yield processor_sharing.Call(call.at, prefill_sec + call.extra_sec, call.work)
+        served = yield processor_sharing.Call(call.at_sec, prefill_sec + call.extra_sec, call.work)
         try:
             call = caller.send(served)
         except StopIteration:

@@ -11,9 +11,9 @@ from sglang_instrument.testing.simulation.queueing import EngineState, merged, s
 from sglang_instrument.testing.simulation.timeline import (
     MAIN,
     NEVER,
-    EngineCall,
     Happened,
     RequestTimeline,
+    ServedCall,
     after_blocks,
 )
 
@@ -52,7 +52,7 @@ class WorkerStep:
     """
 
     happened: list[Happened]
-    calls: list[EngineCall]
+    calls: list[ServedCall]
     arrival: float
     end: float = NEVER
 
@@ -68,27 +68,29 @@ def draw_parts(random: Random, factor: float) -> dict[str, float]:
 def play(plan: StepPlan, workers: list[Worker], begin: float) -> list[WorkerStep]:
     """Return what happened on each worker in a step that begins at `begin`."""
     rollouts = list(_rollouts(plan, workers, begin))
-    leave = max(one.arrival for one in rollouts) + 1e-3
+    leave = max(rollout.arrival for rollout in rollouts) + 1e-3
     if leave < NEVER:
-        for of_worker, one in zip(plan.workers, rollouts, strict=True):
-            _finish(of_worker, one, begin, leave)
+        for of_worker, rollout in zip(plan.workers, rollouts, strict=True):
+            _finish(of_worker, rollout, begin, leave)
     return rollouts
 
 
 def _rollouts(plan: StepPlan, workers: list[Worker], begin: float) -> Iterator[WorkerStep]:
     """Yield what happened on each worker up to the barrier."""
-    starts = [begin + 2e-4 + one.parts[PREPROCESS] for one in plan.workers]
+    starts = [begin + 2e-4 + worker_plan.parts[PREPROCESS] for worker_plan in plan.workers]
     started = [
-        _timelines(one, worker, start)
-        for one, worker, start in zip(plan.workers, workers, starts, strict=True)
+        _timelines(worker_plan, worker, start)
+        for worker_plan, worker, start in zip(plan.workers, workers, starts, strict=True)
     ]
     if len(plan.engines) == 1 < len(started):
-        _serve(plan, plan.engines[0], min(starts), [one for of_worker in started for one in of_worker])
+        _serve(
+            plan, plan.engines[0], min(starts), [timeline for of_worker in started for timeline in of_worker]
+        )
     else:
         for engine, start, timelines in zip(plan.engines, starts, started, strict=True):
             _serve(plan, engine, start, timelines)
-    for one, start, timelines in zip(plan.workers, starts, started, strict=True):
-        yield _rollout(one, begin, start, timelines)
+    for worker_plan, start, timelines in zip(plan.workers, starts, started, strict=True):
+        yield _rollout(worker_plan, begin, start, timelines)
 
 
 def _timelines(plan: WorkerPlan, worker: Worker, start: float) -> list[RequestTimeline]:
@@ -101,11 +103,11 @@ def _timelines(plan: WorkerPlan, worker: Worker, start: float) -> list[RequestTi
 
 def _blocks(plan: WorkerPlan, start: float) -> list[tuple[float, float]]:
     """Return from when to when the worker's event loop is blocked."""
-    return merged([(start + at, start + at + sec) for at, sec in plan.blocks])
+    return merged([(start + offset_sec, start + offset_sec + sec) for offset_sec, sec in plan.blocks])
 
 
 def _serve(plan: StepPlan, state: EngineState, start: float, timelines: list[RequestTimeline]) -> None:
-    serve(plan.engine, state, start, [one.run() for one in timelines])
+    serve(plan.engine, state, start, [timeline.run() for timeline in timelines])
 
 
 def _rollout(plan: WorkerPlan, begin: float, start: float, timelines: list[RequestTimeline]) -> WorkerStep:
@@ -114,7 +116,7 @@ def _rollout(plan: WorkerPlan, begin: float, start: float, timelines: list[Reque
         happened += timeline.happened
     blocks = _blocks(plan, start)
     arrival = after_blocks(blocks, max((timeline.end for timeline in timelines), default=start) + 2e-4)
-    happened += [_block(at, end) for at, end in blocks if at < arrival]
+    happened += [_block(block_start, end) for block_start, end in blocks if block_start < arrival]
     calls = [call for timeline in timelines for call in timeline.calls]
     done = WorkerStep(happened, calls, arrival)
     if done.arrival < NEVER:
@@ -129,20 +131,20 @@ def _main(event: str, start: float, end: float, **extra: Any) -> Happened:
     return Happened(event, start, end, extra or None, MAIN)
 
 
-def _block(at: float, end: float) -> Happened:
+def _block(start: float, end: float) -> Happened:
     """Return what the watchdog records of a blocked event loop."""
     stack = ["rollout.py:212 run", "scoring.py:41 score"]
-    extra = {"lag_sec": end - at, "stack": stack, "samples": 1, "in_span": "reward_calculation"}
-    return Happened("event_loop_block", at, end, extra, MAIN)
+    extra = {"lag_sec": end - start, "stack": stack, "samples": 1, "in_span": "reward_calculation"}
+    return Happened("event_loop_block", start, end, extra, MAIN)
 
 
 def _finish(plan: WorkerPlan, done: WorkerStep, begin: float, leave: float) -> None:
     """Add the events after the barrier, and the step itself."""
     happened = done.happened
     lengths = [
-        one.extra["actual_response_tokens"]
-        for one in happened
-        if one.extra and one.event == "async_rollout_request_complete"
+        record.extra["actual_response_tokens"]
+        for record in happened
+        if record.extra and record.event == "async_rollout_request_complete"
     ]
     happened.append(_main("barrier_wait_duration", done.arrival, leave))
     now = leave + 1e-5

@@ -5,8 +5,8 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from sglang_instrument.analysis.timing.processor_sharing import Served
-from sglang_instrument.testing.simulation.queueing import Call, Caller
-from sglang_instrument.testing.simulation.workload import Request, Turn
+from sglang_instrument.testing.simulation.queueing import Caller, SimulatedCall
+from sglang_instrument.testing.simulation.workload import PlannedRequest, PlannedTurn
 
 MAIN: Final = 0  # number of the main thread's task
 NEVER: Final = float("inf")  # the end of a span that hangs
@@ -25,7 +25,7 @@ class Happened(NamedTuple):
     phase: str | None = None
 
 
-class EngineCall(NamedTuple):
+class ServedCall(NamedTuple):
     """A call that an engine served: what its own processes would log."""
 
     request_id: str
@@ -50,7 +50,7 @@ class RequestTimeline:
 
     def __init__(
         self,
-        request: Request,
+        request: PlannedRequest,
         start: float,
         task: int,
         spawned_by: int,
@@ -63,7 +63,7 @@ class RequestTimeline:
         self._task, self._spawned_by, self._tasks = task, spawned_by, tasks
         self._announced = False
         self.happened: list[Happened] = []
-        self.calls: list[EngineCall] = []
+        self.calls: list[ServedCall] = []
         self.end = NEVER
 
     def run(self) -> Caller:
@@ -93,7 +93,7 @@ class RequestTimeline:
         self._pass(1e-5)
         self._ended("pending_state_handling", start)
 
-    def _turn(self, number: int, turn: Turn, parts: list[tuple[float, float, float]]) -> Caller:
+    def _turn(self, number: int, turn: PlannedTurn, parts: list[tuple[float, float, float]]) -> Caller:
         begun, small = self._now, turn.small_sec
         length = self._request.context_tokens(number)
         self._instant("turn_start", turn=number, current_sequence_length=length)
@@ -102,9 +102,9 @@ class RequestTimeline:
         self._pass(5e-6)
         self._took("engine_generate_setup", small / 20)
         asked = self._now
-        served = yield Call(asked, length + 3, turn.tokens * turn.pace, turn.extra_sec)
+        served = yield SimulatedCall(asked, length + 3, turn.tokens * turn.pace, turn.extra_sec)
         self.calls.append(
-            EngineCall(self._request.request_id, number, length + 3, turn.tokens, asked, served)
+            ServedCall(self._request.request_id, number, length + 3, turn.tokens, asked, served)
         )
         self._now = after_blocks(self._blocks, served.end)
         self._ended("engine_async_generate_actual", asked)
@@ -121,7 +121,7 @@ class RequestTimeline:
         self._pass(5e-6)
         self._ended("turn_end", begun, turn=number, engine_call_duration=returned - called)
 
-    def _after_turn(self, number: int, turn: Turn) -> None:
+    def _after_turn(self, number: int, turn: PlannedTurn) -> None:
         start = self._now
         if turn.tools:
             self._pass(1e-5)
@@ -178,7 +178,7 @@ def after_blocks(blocks: Sequence[tuple[float, float]], time_sec: float) -> floa
     return time_sec
 
 
-def _summary(request: Request, parts: list[tuple[float, float, float]]) -> dict[str, Any]:
+def _summary(request: PlannedRequest, parts: list[tuple[float, float, float]]) -> dict[str, Any]:
     """Return the fields of the request's record; `parts` are total, engine and post-processing seconds."""
     tokens = sum(turn.tokens for turn in request.turns)
     engine_sec = sum(part[1] for part in parts)

@@ -48,7 +48,7 @@ class Workload:
 
 
 @dataclass
-class Turn:
+class PlannedTurn:
     """One turn of a request; times are in seconds.
 
     Attributes:
@@ -74,13 +74,13 @@ class Turn:
 
 
 @dataclass
-class Request:
+class PlannedRequest:
     """One request; times are in seconds."""
 
     request_id: str
     prompt_tokens: int
     small_sec: float
-    turns: list[Turn]
+    turns: list[PlannedTurn]
     reward_sec: float
     reward: float
     most_tokens: int
@@ -88,25 +88,27 @@ class Request:
 
     def context_tokens(self, turn: int) -> int:
         """Return the tokens before a turn's reply."""
-        before = self.turns[:turn]
-        return self.prompt_tokens + sum(one.tokens + _TOOL_TOKENS * bool(one.tools) for one in before)
+        earlier_turns = self.turns[:turn]
+        return self.prompt_tokens + sum(
+            earlier.tokens + _TOOL_TOKENS * bool(earlier.tools) for earlier in earlier_turns
+        )
 
 
 def draw_requests(
     random: Random, count: int, step: int, worker: int, workload: Workload, growth: float
-) -> list[Request]:
+) -> list[PlannedRequest]:
     """Return the requests of one step of one worker, with replies `growth` times as long."""
     return [_draw_request(random, step, worker, number, workload, growth) for number in range(count)]
 
 
 def _draw_request(
     random: Random, step: int, worker: int, number: int, workload: Workload, growth: float
-) -> Request:
+) -> PlannedRequest:
     count = 1
     while count < workload.most_turns and random.random() < 0.5:
         count += 1
     turns = [_draw_turn(random, workload, growth, last=index == count - 1) for index in range(count)]
-    return Request(
+    return PlannedRequest(
         request_id=f"{step:x}-{worker:x}-{number:04x}-{random.getrandbits(48):012x}",
         prompt_tokens=random.randint(60, 220),
         small_sec=random.uniform(1e-4, 8e-4),
@@ -117,11 +119,11 @@ def _draw_request(
     )
 
 
-def _draw_turn(random: Random, workload: Workload, growth: float, last: bool) -> Turn:
+def _draw_turn(random: Random, workload: Workload, growth: float, last: bool) -> PlannedTurn:
     drawn = random.lognormvariate(workload.tokens_log, workload.tokens_sigma)
     tokens = min(workload.most_tokens, 8 + int(drawn * growth))
     pace = random.uniform(1 - workload.pace_spread, 1 + workload.pace_spread)
-    turn = Turn(tokens, pace, random.uniform(2e-4, 1e-3))
+    turn = PlannedTurn(tokens, pace, random.uniform(2e-4, 1e-3))
     if not last and random.random() < workload.tool_share:
         side_by_side = 2 if random.random() < 0.2 else 1
         turn.tools = [_draw_tool(random, workload) for _ in range(side_by_side)]
@@ -130,7 +132,7 @@ def _draw_turn(random: Random, workload: Workload, growth: float, last: bool) ->
     return turn
 
 
-def _until_capped(turns: list[Turn], most_tokens: int) -> list[Turn]:
+def _until_capped(turns: list[PlannedTurn], most_tokens: int) -> list[PlannedTurn]:
     """Return the turns up to the first whose reply is cut: nothing answers it."""
     for number, turn in enumerate(turns):
         if turn.tokens >= most_tokens:
