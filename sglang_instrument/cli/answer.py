@@ -24,12 +24,14 @@ class Key:
         meaning: What it is; of a table, what a row is says it.
         optional: Whether it is there only if an option asks for it.
         is_row: Whether it holds one row in place of a list of rows; null, where there is none.
+        is_list: Whether it holds a list of objects with these keys in place of one.
     """
 
     holds: Table | Mapping[str, Key] | str
     meaning: str = ""
     optional: bool = False
     is_row: bool = False
+    is_list: bool = False
 
 
 Answer = Mapping[str, Key]
@@ -72,6 +74,8 @@ def _of_key(key: Key) -> dict[str, Any]:
         return {"type": [*key.holds.split(" or "), "null"], "description": key.meaning}
     if not isinstance(key.holds, Table):
         schema = schema_of(key.holds)
+        if key.is_list:
+            return {"type": ["array", "null"], "items": schema, "description": key.meaning}
         return {**schema, "type": ["object", "null"], "description": key.meaning}
     row = _object(
         {column.name: (_of_column(column), column.optional) for column in key.holds.columns if column.json}

@@ -194,10 +194,13 @@ def keys_in(answer: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("command", READING)
-def test_the_help_of_a_command_names_every_key_of_its_json(
+def test_the_help_or_the_schema_of_a_command_names_every_key_of_its_json(
     capsys: pytest.CaptureFixture[str], logs: Path, command: str
 ) -> None:
-    named = set(re.findall(r'"(\w+)"', printed(capsys, command, "--help")))
+    described = printed(capsys, command, "--help")
+    if "--json-schema" in described:
+        described += printed(capsys, command, "--json-schema")
+    named = set(re.findall(r'"(\w+)"', described))
     assert main([command, str(logs), *map(str, READING[command]), "--json"]) == 0
     used = keys_in(json.loads(capsys.readouterr().out))
     assert used
@@ -385,10 +388,9 @@ def test_events_of_a_worker_and_step_are_those_of_its_file(
     events = answer(capsys, "events", logs, "--step", 2, "--worker", 1)["events"]
     for row in events:
         assert row["count"] == sum(line["event"] == row["event"] for line in lines)
-    assert sum(row["share"] or 0.0 for row in events) == pytest.approx(1.0)
-    assert [row["share"] or 0.0 for row in events] == sorted(
-        (row["share"] or 0.0 for row in events), reverse=True
-    )
+    shares = [row["steps_share"] or 0.0 for row in events]
+    assert sum(shares) == pytest.approx(1.0)
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_events_shows_the_largest_first_and_says_what_it_leaves_out(

@@ -39,8 +39,7 @@ Show the requests of a run, the slowest first, or one (--request 43-0-0194) with
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0 --fields tool_calls,tokens:max
 
     request     step  worker  duration s  engine s  tool s  other s  turns  tokens  finish reason  reward
-    67-0-0012     67       0        41.2      38.0     2.1      1.1      4     812  stop                1
-    67-0-0044     67       0        39.5      36.6     1.9      1.0      3   1,024  length              0"""
+    67-0-0012     67       0        41.2      38.0     2.1      1.1      4     812  stop                1"""
 
 TABLES: Final = (REQUESTS, REQUEST_EVENTS, REPORTED_CALLS, LOGGED_CALLS, ENGINE_REQUESTS, DURATIONS)
 ANSWER: Final = {

@@ -31,6 +31,15 @@ The last line walks along the ledger of the worker that came last: what it spent
 barrier, in the order of time, and what the other workers spent on the same (their median)."""
 
 TABLES: Final = (WAITS, BARRIERS, CLOCKS, ROUND_TRIPS)
+_LINK: Final = {
+    "part": Key("string", "the part of the ledger"),
+    "event": Key("string", "the event that took longest in it"),
+    "sec": Key("number", "its seconds of this part"),
+    "others_sec": Key(
+        "number", "the median of the other workers' seconds of this part before the same barrier"
+    ),
+    "request_id": Key("string", "the request that took longest in it; null outside of requests"),
+}
 _CHAIN: Final = {
     "step": Key("integer", "the step"),
     "validate": Key("boolean", "whether it is validation"),
@@ -39,7 +48,7 @@ _CHAIN: Final = {
     "late_sec": Key("number", "by how many seconds it came after the worker before it; 0 if it was not last"),
     "wait_sec": Key("number", "how long it waited"),
     "sec": Key("number", "its time since the step began or the barrier before was left"),
-    "links": Key("array", "what it spent this time on: part, event, sec, others_sec, request_id"),
+    "links": Key(_LINK, "what it spent this time on, in the order of time", is_list=True),
 }
 ANSWER: Final = {
     "folder": FOLDER,
