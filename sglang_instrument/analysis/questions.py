@@ -239,4 +239,4 @@ def open_run(
         LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
     run = opening.open_run(path, progress, cached, on)
-    return Run(**{one.name: getattr(run, one.name) for one in fields(run)})
+    return Run(**{field.name: getattr(run, field.name) for field in fields(run)})

@@ -27,7 +27,7 @@ def _writable(value: Any, depth: int) -> Any:
     if isinstance(value, (dict, list, tuple)) and depth > _DEEPEST:
         return "..."
     if isinstance(value, dict):
-        return {_writable(key, 0): _writable(one, depth + 1) for key, one in value.items()}
+        return {_writable(key, 0): _writable(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_writable(one, depth + 1) for one in value]
+        return [_writable(item, depth + 1) for item in value]
     return value

@@ -84,7 +84,7 @@ class _EngineRequest:
         """Return a row of `engine_requests`."""
         end = self.answered if self.answered is not None else self.detokenized
         spent = self._spent(self.detokenized if self.detokenized is not None else end)
-        start = min((one for one in (self.called, self.arrived) if one is not None), default=None)
+        start = min((time for time in (self.called, self.arrived) if time is not None), default=None)
         return {
             "rid": self.rid,
             "server": self.server,
@@ -129,11 +129,11 @@ class _EngineRequest:
         spent: dict[str, int] = {}
         doing, since = "queue", self.arrived
         ordered = sorted(self.transitions)
-        for (at, what), (_, then) in zip(ordered, [*ordered[1:], (0, "")], strict=False):
+        for (moment, what), (_, then) in zip(ordered, [*ordered[1:], (0, "")], strict=False):
             if (what, then) == ("first", "admit"):
                 continue  # a chunk of a prompt ended, without a token
-            spent[doing] = spent.get(doing, 0) + max(0, at - since)
-            doing, since = _NEXT[what], max(at, since)
+            spent[doing] = spent.get(doing, 0) + max(0, moment - since)
+            doing, since = _NEXT[what], max(moment, since)
         if doing == "prefill" and self.completion_tokens:
             spent.pop(doing, None)  # a killed scheduler did not write the record of its first token
         elif end is not None:
@@ -180,11 +180,11 @@ def engine_requests(
 
 def _read_requests(run: Run, files: Sequence[File] | None, ahead_us: Mapping[str, int]) -> pl.DataFrame:
     requests: dict[str, _EngineRequest] = {}
-    own = engine_files(run)
-    _collect(requests, iter_records(run, own), ahead_us)
+    logs_of_engines = engine_files(run)
+    _collect(requests, iter_records(run, logs_of_engines), ahead_us)
     if files is None:
         files = run.files if _lacks_ends(requests) else ()
-    others = [file for file in files if file.place is not None and file not in own]
+    others = [file for file in files if file.place is not None and file not in logs_of_engines]
     _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us)
     rows = [row for request in requests.values() if (row := request.row())["start_us"] is not None]
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
@@ -257,9 +257,9 @@ def _on_receive(request: _EngineRequest, line: Line, fields: EngineFields, name:
 
 def _on_transition(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
     what = _TRANSITIONS[line.event]
-    at = line.end_us if what == "first" else line.start_us or 0
+    moment = line.end_us if what == "first" else line.start_us or 0
     if request.scheduler in (None, name):
-        request.transitions.append((at, what))
+        request.transitions.append((moment, what))
         tokens = tokens_of(request.rid, fields) if what == "retract" else None
         if tokens is not None:
             request.retracted_tokens = (request.retracted_tokens or 0) + tokens

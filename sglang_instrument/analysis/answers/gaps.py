@@ -50,10 +50,10 @@ def plateaus(digest: Digest) -> pl.DataFrame:
     throughout = (pl.col("start_us") <= pl.col("from_us")) & (pl.col("end_us") >= pl.col("to_us"))
     stuck = long.join(requests.select(*_OF_WORKER, "start_us", "end_us"), on=_OF_WORKER).filter(throughout)
     key = [*_OF_WORKER, "begun_us", "requests", "from_us", "to_us"]
-    found = stuck.group_by(key).agg(stuck_requests=pl.len().cast(pl.Int64))
-    found = found.filter(pl.col("stuck_requests") >= _LEAST_IN_FLIGHT)
+    of_plateaus = stuck.group_by(key).agg(stuck_requests=pl.len().cast(pl.Int64))
+    of_plateaus = of_plateaus.filter(pl.col("stuck_requests") >= _LEAST_IN_FLIGHT)
     return (
-        found.with_columns(
+        of_plateaus.with_columns(
             from_sec=(pl.col("from_us") - pl.col("begun_us")) / 1e6,
             to_sec=(pl.col("to_us") - pl.col("begun_us")) / 1e6,
             requests=pl.col("requests").cast(pl.Int64),

@@ -116,7 +116,7 @@ def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
 def _stored_callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
     """Return the rows of some files; a dataset keeps those of all."""
     places = [
-        (one.place.step, one.place.validate, one.place.worker) for one in files if one.place is not None
+        (file.place.step, file.place.validate, file.place.worker) for file in files if file.place is not None
     ]
     wanted = pl.DataFrame(places, schema={name: _CALLS[name] for name in _PLACE}, orient="row")
     every = cached_table(run, "callers", lambda: pl.DataFrame(schema=_CALLS))
@@ -179,7 +179,7 @@ def shares(requests: pl.DataFrame) -> dict[str, float | None]:
     total = sum(sums.values())
     if not total:
         return dict.fromkeys(sums) if requests["scheduler"].count() else {}
-    return {name: one / total for name, one in sums.items()}
+    return {name: sum_sec / total for name, sum_sec in sums.items()}
 
 
 def why(call: dict[str, Any], usual_token_sec: float | None = None) -> str:

@@ -81,7 +81,10 @@ def _placed(mine: pl.DataFrame, instants: pl.DataFrame) -> pl.DataFrame:
     spans = mine.with_columns(depth=pl.Series([depth(span) for span in mine["span"]], dtype=pl.Int64))
     times = spans.select("task", "start_us", "end_us", "depth").rows()
     below = [
-        max((at + 1 for of, start, end, at in times if of == task and start <= moment <= end), default=1)
+        max(
+            (span_depth + 1 for of, start, end, span_depth in times if of == task and start <= moment <= end),
+            default=1,
+        )
         for task, moment in instants.select("task", "start_us").iter_rows()
     ]
     points = instants.with_columns(depth=pl.Series(below, dtype=pl.Int64))

@@ -79,12 +79,12 @@ def round_trip_table(run: Run) -> pl.DataFrame:
 
 def _read_round_trips(run: Run) -> pl.DataFrame:
     whole = [(file.place, file) for file in run.files if file.place is not None and file.unreadable is None]
-    own = [file for place, file in whole if place.folder == "engine"]
-    if not own:
+    of_engines = [file for place, file in whole if place.folder == "engine"]
+    if not of_engines:
         return pl.DataFrame(schema=_PAIRS)
     calls = _calls(run, [file for place, file in whole if place.folder != "engine"])
     pairs: dict[tuple[str, str], _Bounds] = {}
-    for file, line, fields in iter_records(run, own):
+    for file, line, fields in iter_records(run, of_engines):
         start, end = line.start_us or 0, _sure_end(line, fields)
         for rid in rids_of(fields) if line.event in EVENTS else ():
             call = calls.get(rid)
@@ -111,11 +111,11 @@ def _calls(run: Run, files: list[File]) -> dict[str, _Call]:
     return calls
 
 
-def _outer(one: _Call, other: _Call) -> _Call:
+def _outer(earlier: _Call, other: _Call) -> _Call:
     """Return the span that contains the other; two disjoint ones, as of a resumed request, are doubtful."""
-    outer, inner = sorted((one, other), key=lambda call: call.start - call.end)
+    outer, inner = sorted((earlier, other), key=lambda call: call.start - call.end)
     around = outer.process == inner.process and outer.start <= inner.start and inner.end <= outer.end + 1
-    return _Call(outer.process, outer.start, outer.end, one.doubtful or other.doubtful or not around)
+    return _Call(outer.process, outer.start, outer.end, earlier.doubtful or other.doubtful or not around)
 
 
 def _sure_end(line: Line, fields: EngineFields) -> int:
@@ -189,17 +189,17 @@ def process_clocks(run: Run, pairs: pl.DataFrame | None = None) -> pl.DataFrame:
     links = _clock_links(run, pairs)
     waiting = [(residual, name, offset, by) for name, offset, residual, by in _known(run, pairs)]
     heapq.heapify(waiting)
-    found: dict[str, dict[str, Any]] = {}
+    clocks: dict[str, dict[str, Any]] = {}
     while waiting:  # Dijkstra's algorithm: along the links with the smallest sum of residuals
         residual, name, offset, by = heapq.heappop(waiting)
-        if name in found:
+        if name in clocks:
             continue
-        found[name] = {"process": name, "offset_sec": offset, "residual_sec": residual, "by": by}
+        clocks[name] = {"process": name, "offset_sec": offset, "residual_sec": residual, "by": by}
         for other, more, left in links.get(name, ()):
             kind = "round trips" if left is not None else "same clock"
             words = f"{kind} {'of' if left is not None else 'as'} {name}"
             heapq.heappush(waiting, (residual + (left or 0.0), other, offset + more, words))
-    return pl.DataFrame([found[name] for name in sorted(found)], schema=_CLOCKS)
+    return pl.DataFrame([clocks[name] for name in sorted(clocks)], schema=_CLOCKS)
 
 
 def _known(run: Run, pairs: pl.DataFrame) -> Iterator[tuple[str, float, float, str]]:

@@ -30,8 +30,8 @@ def server_rows(run: Run) -> list[dict[str, Any]]:
         return []
     named = cached_engine_requests(run).with_columns(of=pl.coalesce("server", "scheduler"))
     rows = []
-    for (name,), own in sorted(named.group_by("of"), key=lambda group: str(group[0][0])):
-        rows.append({"server": name, **_counted(own)})
+    for (name,), of_server in sorted(named.group_by("of"), key=lambda group: str(group[0][0])):
+        rows.append({"server": name, **_counted(of_server)})
     return rows
 
 
@@ -75,17 +75,17 @@ def window_rows(run: Run, window_sec: float | None = None) -> list[dict[str, Any
     if window_sec is not None:
         begins = (pl.col("start_us") - pl.col("start_us").min()) // max(1, int(window_sec * 1e6))
     rows = []
-    for number, (_, own) in enumerate(
+    for number, (_, of_window) in enumerate(
         requests.with_columns(of=begins).group_by("of", maintain_order=True), 1
     ):
-        before = own["idle_sec"][0]
+        before = of_window["idle_sec"][0]
         rows.append(
             {
                 "window": number,
-                "begin_us": own["start_us"].min(),
+                "begin_us": of_window["start_us"].min(),
                 "cut": cut,
                 "idle_sec": before if before is not None and before > 0 else None,
-                **_counted(own),
+                **_counted(of_window),
             }
         )
     return rows
@@ -104,15 +104,15 @@ def _usual_length(requests: pl.DataFrame) -> float:
     first: Any = requests["start_us"].min()
     last: Any = requests["start_us"].max()
     least = (last - first) / 1e6 / _SOME_WINDOWS
-    return float(next((one for one in _LENGTHS_SEC if one > least), _LENGTHS_SEC[-1]))
+    return float(next((length for length in _LENGTHS_SEC if length > least), _LENGTHS_SEC[-1]))
 
 
-def _counted(own: pl.DataFrame) -> dict[str, Any]:
+def _counted(requests: pl.DataFrame) -> dict[str, Any]:
     """Return what a server or a window did, from the rows of its requests."""
-    summary = engine_summary_of(own)
+    summary = engine_summary_of(requests)
     row: dict[str, Any] = {
-        **_times(own),
-        **{kind: _sum(own[kind]) for kind in ("prompt_tokens", "cached_tokens", "completion_tokens")},
+        **_times(requests),
+        **{kind: _sum(requests[kind]) for kind in ("prompt_tokens", "cached_tokens", "completion_tokens")},
         **{key: summary[key] for key in ("requests", "shares", "retractions")},
     }
     return {**row, "tokens_per_sec": _rate(row["completion_tokens"], row["wall_sec"])}

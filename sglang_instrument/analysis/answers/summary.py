@@ -32,7 +32,7 @@ def summary_table(digest: Digest, paths: Paths) -> pl.DataFrame:
     sec, part = pl.col("sec"), pl.col("part")
     of_parts = [sec.filter(part == name).sum().alias(f"{name.replace(' ', '_')}_sec") for name in _PARTS]
     spent = step_ledger(paths).group_by(STEP).agg(sec.sum().alias("to_next_step_sec"), *of_parts)
-    other = pl.col("to_next_step_sec") - pl.sum_horizontal(one.meta.output_name() for one in of_parts)
+    other = pl.col("to_next_step_sec") - pl.sum_horizontal(column.meta.output_name() for column in of_parts)
     waiting = sec.filter(part == "barrier").sum() / sec.sum()
     waits = worker_ledger(paths).group_by(STEP).agg(barrier_share=waiting)
     steps = step_table(digest).select(_OF_STEP)

@@ -67,10 +67,12 @@ class Comparison:
         verdict; needed: the steps of each run that would tell a difference of `MARGIN`, null for more than
         10,000.
         """
-        levels = holm([one.p_value() for one in self.differences.values()], _weights(self.differences))
+        levels = holm(
+            [measured.p_value() for measured in self.differences.values()], _weights(self.differences)
+        )
         rows = [
-            _row(metric, one, level)
-            for (metric, one), level in zip(self.differences.items(), levels, strict=True)
+            _row(metric, measured, level)
+            for (metric, measured), level in zip(self.differences.items(), levels, strict=True)
         ]
         return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
@@ -79,10 +81,12 @@ class Comparison:
 
         All conditions together err in nominally 3 % of comparisons (`ALPHA`).
         """
-        found = [self.differences.get(one.metric, Difference(None, None, 0)) for one in conditions]
-        p_values = [one.p_value(asked.limit) for one, asked in zip(found, conditions, strict=True)]
-        levels = holm(p_values, [1.0] * len(found))
-        return [_answer(*each) for each in zip(conditions, found, p_values, levels, strict=True)]
+        ratios = [
+            self.differences.get(condition.metric, Difference(None, None, 0)) for condition in conditions
+        ]
+        p_values = [measured.p_value(asked.limit) for measured, asked in zip(ratios, conditions, strict=True)]
+        levels = holm(p_values, [1.0] * len(ratios))
+        return [_answer(*each) for each in zip(conditions, ratios, p_values, levels, strict=True)]
 
 
 _SCHEMA: Final = {
@@ -94,15 +98,15 @@ _SCHEMA: Final = {
 }
 
 
-def compare_runs(one: Run, other: Run) -> Comparison:
+def compare_runs(run: Run, other: Run) -> Comparison:
     """Compare the training steps that both runs have; all of them if these are few of either run's."""
-    values, others = step_values(one.digest, other.digest)
+    values, others = step_values(run.digest, other.digest)
     steps, other_steps = sorted(values["duration"]), sorted(others["duration"])
     common = sorted({*steps} & {*other_steps})
     if len(common) < _FEWEST_IN_COMMON and 2 * len(common) <= min(len(steps), len(other_steps)):
         return comparison_of(values, others, steps, other_steps)
     enough = len(common) >= _FEWEST_PAIRS or _same_tokens(values, others, common)
-    paired = enough and same_prompts(one, other, common)
+    paired = enough and same_prompts(run, other, common)
     compared = comparison_of(values, others, common, common, paired)
     left_out, other_left_out = (len(each) - len(common) for each in (steps, other_steps))
     return replace(compared, common=True, left_out=left_out, other_left_out=other_left_out)
@@ -135,57 +139,57 @@ def _same_tokens(values: Values, others: Values, steps: list[int]) -> bool:
 
 def _is_cold(values: Values, steps: list[int]) -> bool:
     of_metric = values.get("engine") or values[MAIN_METRIC]
-    found = [of_metric[step] for step in steps if step in of_metric]
-    return bool(steps) and steps[0] in of_metric and first_is_cold(found)
+    of_steps = [of_metric[step] for step in steps if step in of_metric]
+    return bool(steps) and steps[0] in of_metric and first_is_cold(of_steps)
 
 
 def _weights(metrics: Collection[str]) -> list[float]:
     return [max(1.0, len(metrics) - 1.0) if metric == MAIN_METRIC else 1.0 for metric in metrics]
 
 
-def _row(metric: str, one: Difference, level: float) -> dict[str, Any]:
-    low, high = one.interval(level) or (None, None)
+def _row(metric: str, measured: Difference, level: float) -> dict[str, Any]:
+    low, high = measured.interval(level) or (None, None)
     return {
         "metric": metric,
         "unit": METRICS[metric],
-        "steps": one.steps,
-        "one": one.one,
-        "other": one.other,
-        "ratio": one.ratio,
+        "steps": measured.steps,
+        "one": measured.first,
+        "other": measured.other,
+        "ratio": measured.ratio,
         "low": low,
         "high": high,
-        "verdict": _verdict(one, level),
-        "needed": one.steps_to_tell(math.log(MARGIN), level),
+        "verdict": _verdict(measured, level),
+        "needed": measured.steps_to_tell(math.log(MARGIN), level),
     }
 
 
-def _verdict(one: Difference, level: float) -> Verdict:
-    if one.ratio is None:
-        return "only in A" if one.other is None else "only in B"
-    if one.p_value() <= level:
-        return "higher" if one.log > 0 else "lower"
-    interval = one.interval(level)
+def _verdict(measured: Difference, level: float) -> Verdict:
+    if measured.ratio is None:
+        return "only in A" if measured.other is None else "only in B"
+    if measured.p_value() <= level:
+        return "higher" if measured.log > 0 else "lower"
+    interval = measured.interval(level)
     if interval is not None and max(1 / interval[0], interval[1]) < MARGIN:
         return "same"
     return "too few steps"
 
 
-def _answer(asked: Condition, one: Difference, p_value: float, level: float) -> dict[str, Any]:
-    low, high = one.interval(level) or (None, None)
+def _answer(asked: Condition, measured: Difference, p_value: float, level: float) -> dict[str, Any]:
+    low, high = measured.interval(level) or (None, None)
     return {
         "condition": str(asked),
-        "outcome": _outcome(asked, one, p_value <= level),
-        "ratio": one.ratio,
+        "outcome": _outcome(asked, measured, p_value <= level),
+        "ratio": measured.ratio,
         "low": low,
         "high": high,
-        "needed": None if one.ratio is None else one.steps_needed(asked.limit, level),
+        "needed": None if measured.ratio is None else measured.steps_needed(asked.limit, level),
     }
 
 
-def _outcome(asked: Condition, one: Difference, differs: bool) -> Outcome:
-    if one.ratio is None:
+def _outcome(asked: Condition, measured: Difference, differs: bool) -> Outcome:
+    if measured.ratio is None:
         return "not measured"
     if not differs:
         # Values that do not scatter are at the limit: neither above it nor below.
-        return "does not hold" if one.is_exact else "too few steps"
-    return "holds" if (one.log > math.log(asked.limit)) == asked.above else "does not hold"
+        return "does not hold" if measured.is_exact else "too few steps"
+    return "holds" if (measured.log > math.log(asked.limit)) == asked.above else "does not hold"

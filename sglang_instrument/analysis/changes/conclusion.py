@@ -69,9 +69,9 @@ def _needed(row: _Row) -> str:
 
 def _points(rows: list[_Row], outcome: Outcome) -> list[str]:
     rest = [row for row in rows if row["metric"] != MAIN_METRIC]
-    told = [row for row in rest if row["verdict"] in ("higher", "lower")]
-    of_work = [_with_ratio(row) for row in told if row["metric"] in RATES]
-    of_the_draw = [_with_ratio(row) for row in told if row["metric"] not in RATES]
+    changed = [row for row in rest if row["verdict"] in ("higher", "lower")]
+    of_work = [_with_ratio(row) for row in changed if row["metric"] in RATES]
+    of_the_draw = [_with_ratio(row) for row in changed if row["metric"] not in RATES]
     points = [
         ("Kinds of work that take a different time", of_work),
         ("Also different, but these depend on the lengths of the replies, too", of_the_draw),

@@ -51,14 +51,14 @@ def counted_by(metric: str) -> str:
     return _OF_WHOLE_STEPS.get(unit, unit.removeprefix("s "))
 
 
-def step_values(one: Digest, other: Digest) -> tuple[Values, Values]:
+def step_values(run: Digest, other: Digest) -> tuple[Values, Values]:
     """Return the metrics of each training step of two runs; values that are missing are left out.
 
     Together, because the engine's metric compares calls of both runs at equal lengths and concurrency, and a
     part that only one run has counts as 1 ms in the other.
     """
-    training = [digest.filter(~pl.col("validate")).of_workers() for digest in (one, other)]
-    tables = [_of_steps(*each) for each in zip(training, (one, other), strict=True)]
+    training = [digest.filter(~pl.col("validate")).of_workers() for digest in (run, other)]
+    tables = [_of_steps(*each) for each in zip(training, (run, other), strict=True)]
     unused = [name for name in _LEAST if not any((table[name] > 0).any() for table in tables)]
     engine = engine_values(training)
     first, second = (

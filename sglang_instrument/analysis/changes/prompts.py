@@ -24,14 +24,14 @@ class _Lengths(RequestIds, gc=False):
     prompt_tokens: Integer | None = None
 
 
-def same_prompts(one: Run, other: Run, steps: list[int]) -> bool:
+def same_prompts(first: Run, other: Run, steps: list[int]) -> bool:
     """Return whether two runs had prompts of the same lengths in each of these steps."""
     if not steps:
         return False
-    if any((step, False) in run.pruned_steps for run in (one, other) for step in steps):
+    if any((step, False) in run.pruned_steps for run in (first, other) for step in steps):
         return False  # their lengths are gone
     for step in steps:
-        mine, others = _prompt_lengths(one, step), _prompt_lengths(other, step)
+        mine, others = _prompt_lengths(first, step), _prompt_lengths(other, step)
         if mine != others or len(set(mine)) < _FEWEST_LENGTHS:
             return False
     return True

@@ -52,8 +52,8 @@ def fit_with_limit(calls: pl.DataFrame) -> tuple[Fit, int | None]:
     plain = fit if len(sample) == len(calls) else fit_speed(sample)
     ways = (False, True)[: min(2, calls["worker"].n_unique())]
     error, shared, limit = min(_best_limit(sample, shared) for shared in ways)
-    found = _fit_at(calls, shared, limit) if error < _BETTER * (plain.error or 0.0) else None
-    return (fit, None) if found is None else (found, limit)
+    with_limit = _fit_at(calls, shared, limit) if error < _BETTER * (plain.error or 0.0) else None
+    return (fit, None) if with_limit is None else (with_limit, limit)
 
 
 def fit_at_limits(calls: pl.DataFrame, limit: int, shared_limit: int) -> tuple[Fit, int | None]:
@@ -67,11 +67,11 @@ def fit_at_limits(calls: pl.DataFrame, limit: int, shared_limit: int) -> tuple[F
         shared_limit: Of the engine that all workers share, if they do.
     """
     ways = ((False, limit), (True, shared_limit))[: min(2, calls["worker"].n_unique())]
-    found = [(one, most) for shared, most in ways if (one := _forced(calls, shared, most)) is not None]
-    known = [(one.error, most, one) for one, most in found if one.error is not None]
+    fits = [(forced, most) for shared, most in ways if (forced := _forced(calls, shared, most)) is not None]
+    known = [(known_fit.error, most, known_fit) for known_fit, most in fits if known_fit.error is not None]
     if not known:
         return fit_speed(calls), None
-    _, most, fit = min(known, key=lambda one: one[0])
+    _, most, fit = min(known, key=lambda known_fit: known_fit[0])
     return fit, most
 
 
@@ -123,8 +123,8 @@ def _admitted(calls: pl.DataFrame, shared: bool, limit: int) -> pl.Series:
     admitted = [0.0] * len(calls)
     for members in _pools(calls, shared):
         starts, ends = (calls[name].gather(members).to_list() for name in ("start_sec", "end_sec"))
-        for number, at in zip(members, admissions(starts, ends, limit), strict=True):
-            admitted[number] = at
+        for number, begin in zip(members, admissions(starts, ends, limit), strict=True):
+            admitted[number] = begin
     return pl.Series(admitted, dtype=pl.Float64)
 
 

@@ -62,9 +62,9 @@ def recorded_requests(
         spans = [turn for number in members for turn in turns[number]]
         calls = iter(_calls(spans, fit.speed, limit))
         for number in members:
-            own = [next(calls) for _ in turns[number]]
-            recorded[number] = _recorded(asked[number][len(_REQUEST) :], turns[number], own)
-    return [one for one in recorded if one is not None]
+            calls_of_turns = [next(calls) for _ in turns[number]]
+            recorded[number] = _recorded(asked[number][len(_REQUEST) :], turns[number], calls_of_turns)
+    return [request for request in recorded if request is not None]
 
 
 def pools(rows: pl.DataFrame, speed: EngineSpeed) -> list[list[int]]:
@@ -101,7 +101,10 @@ def _share_answers(turns: list[_Turn], answers: Sequence[float], until: float) -
     if not turns:
         return
     nexts = [*(turn.start for turn in turns[1:]), until]
-    free = [max(0.0, at - turn.end - sum(turn.answers)) for turn, at in zip(turns, nexts, strict=True)]
+    free = [
+        max(0.0, next_begin - turn.end - sum(turn.answers))
+        for turn, next_begin in zip(turns, nexts, strict=True)
+    ]
     whole = sum(free)
     free = [sec / whole for sec in free] if whole else [*(0.0 for _ in turns[1:]), 1.0]
     for kind, sec in enumerate(answers):
@@ -125,8 +128,11 @@ def _with_tokens(turns: list[_Turn], tokens: int | None) -> list[_Turn]:
 def _calls(turns: Sequence[_Turn], speed: EngineSpeed, limit: int | None) -> list[Call]:
     """Return the calls of one engine; the wait before a call is not known yet."""
     begun = admissions([turn.start for turn in turns], [turn.end for turn in turns], limit)
-    prefills = [turn.prefill_share * (turn.end - at) for turn, at in zip(turns, begun, strict=True)]
-    spans = [(at, at + prefill, turn.end) for turn, at, prefill in zip(turns, begun, prefills, strict=True)]
+    prefills = [turn.prefill_share * (turn.end - begin) for turn, begin in zip(turns, begun, strict=True)]
+    spans = [
+        (begin, begin + prefill, turn.end)
+        for turn, begin, prefill in zip(turns, begun, prefills, strict=True)
+    ]
     return [Call(0.0, *each) for each in zip(prefills, work_of(spans, speed), strict=True)]
 
 

@@ -36,8 +36,16 @@ def refill_steps(digest: Digest, how: Refill) -> pl.DataFrame:
     if not len(requests) or requests["group"].null_count() == len(requests):
         raise InstrumentError("no request logs its `group`: what refilling would change cannot be estimated")
     rows = []
-    for place, own in requests.group_by(STEP_OF_WORKER, maintain_order=True):
-        rows.append((*place, len(own), _saved_sec(own, how), own["reward"].sum(), own["reward"].count()))
+    for place, of_place in requests.group_by(STEP_OF_WORKER, maintain_order=True):
+        rows.append(
+            (
+                *place,
+                len(of_place),
+                _saved_sec(of_place, how),
+                of_place["reward"].sum(),
+                of_place["reward"].count(),
+            )
+        )
     names = (*STEP_OF_WORKER, "requests", "saved_sec", "rewards", "rewarded")
     saved = pl.DataFrame(rows, schema=list(names), orient="row", infer_schema_length=None)
     steps = (
@@ -75,7 +83,7 @@ def _saved_sec(requests: pl.DataFrame, how: Refill) -> float:
 
 def most_in_flight(begun: Sequence[int], ended: Sequence[int]) -> int:
     """Return how many requests were in flight at most; one that ends makes room for one that begins."""
-    changes = sorted([(at, 1) for at in begun] + [(at, -1) for at in ended])
+    changes = sorted([(time, 1) for time in begun] + [(time, -1) for time in ended])
     now = most = 0
     for _, change in changes:
         now += change

@@ -133,19 +133,21 @@ def _ends(
         servers: How many there will be.
     """
     rows = request_rows(digest)
-    recorded = [under(one, Rules(), Factors())[0] for one in recorded_requests(rows, digest, fit, limit)]
+    recorded = [
+        under(request, Rules(), Factors())[0] for request in recorded_requests(rows, digest, fit, limit)
+    ]
     speed = fit.speed._replace(crowd_sec=fit.speed.crowd_sec * together)
     own_limit = _of_one(limit, together)
-    found = []
+    rows_of_steps = []
     numbered = rows.with_row_index("number")
     for place, members in numbered.group_by(STEP, maintain_order=True):
-        requests = [recorded[at] for at in members["number"]]
+        requests = [recorded[number_in_run] for number_in_run in members["number"]]
         was, will = (replay(requests, speed, own_limit, engines) for engines in (number, servers))
         begins = [request.begin for request in requests]
         took = [sum(ends) - sum(begins) for ends in (was, will)]
-        found.append((*place, max(was), max(will), took[1] / took[0] if took[0] > 0 else 1.0))
+        rows_of_steps.append((*place, max(was), max(will), took[1] / took[0] if took[0] > 0 else 1.0))
     schema = {**dict(zip(STEP, (pl.Int64, pl.Boolean), strict=True)), "was": pl.Float64, "will": pl.Float64}
-    return pl.DataFrame(found, schema={**schema, "ratio": pl.Float64}, orient="row")
+    return pl.DataFrame(rows_of_steps, schema={**schema, "ratio": pl.Float64}, orient="row")
 
 
 def _saved(loop: Loop, ends: pl.DataFrame) -> pl.DataFrame:

@@ -62,10 +62,10 @@ class Factors:
 def under(recorded: Recorded, rules: Rules, factors: Factors) -> tuple[Request, bool]:
     """Return a request under the rules, and whether it ends early."""
     shares = kept_shares(recorded.tokens, rules)
-    kept = [share for share in shares if share]
-    whole = len(kept) == len(shares) and shares[-1:] in ([], [1.0])
+    allowed = [share for share in shares if share]
+    whole = len(allowed) == len(shares) and shares[-1:] in ([], [1.0])
     calls, answer = [], 0.0
-    for number, (call, share) in enumerate(zip(recorded.request.calls, kept, strict=False)):
+    for number, (call, share) in enumerate(zip(recorded.request.calls, allowed, strict=False)):
         wait = max(0.0, (call.wait_sec + answer) * factors.others)
         work = call.work * share * factors.engine
         calls.append(Call(wait, call.prefill_sec * factors.engine, work))

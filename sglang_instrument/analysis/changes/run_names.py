@@ -6,16 +6,16 @@ from typing import Any
 from sglang_instrument.analysis.run.opening import Run
 
 
-def names_of(one: Run, other: Run) -> tuple[str, str]:
+def names_of(run: Run, other: Run) -> tuple[str, str]:
     """Return the names of two runs: of their experiments, or what opens them where these are the same."""
-    first, second = _short(one), _short(other)
-    return (first, second) if first != second else (one.logs, other.logs)
+    first, second = _short(run), _short(other)
+    return (first, second) if first != second else (run.logs, other.logs)
 
 
-def dated_names_of(one: Run, other: Run) -> tuple[str, str]:
+def dated_names_of(run: Run, other: Run) -> tuple[str, str]:
     """Return the names of two runs for a legend, such as "gsm8k_600, 2026-01-05 08:00 UTC"."""
-    first, second = names_of(one, other)
-    return _dated(first, one), _dated(second, other)
+    first, second = names_of(run, other)
+    return _dated(first, run), _dated(second, other)
 
 
 def _short(run: Run) -> str:

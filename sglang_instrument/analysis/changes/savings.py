@@ -36,16 +36,16 @@ class Savings:
             return
         if event_times is None:
             raise ValueError(f"{events[0]!r} is no kind of work; pass its times as event_times")
-        own = event_times.filter(pl.col("role").is_in(roles.implode()))
+        of_roles = event_times.filter(pl.col("role").is_in(roles.implode()))
         for name in events:
             others = event_times.filter(event=name)["role"].unique().sort().to_list()
-            if others and name not in own["event"]:
+            if others and name not in of_roles["event"]:
                 raise InstrumentError(
                     f"{name}: only {', '.join(others)} has it; its time is in no worker's step"
                 )
         less = 1 - pl.col("event").replace_strict(rules.scale, default=1.0, return_dtype=pl.Float64)
         # A worker may have several files of a step.
-        self._saved = own.group_by(*_REQUEST, "event").agg(saved=(pl.col("sec") * less).sum())
+        self._saved = of_roles.group_by(*_REQUEST, "event").agg(saved=(pl.col("sec") * less).sum())
 
     def outside_requests(self) -> pl.DataFrame:
         """Return step, validate, worker, saved: the seconds outside of requests."""

@@ -44,8 +44,8 @@ def serving_of(run: "Run") -> Serving:
 def _usual_level(calls: pl.DataFrame) -> int | None:
     """Return the number of requests that a server ran for the longest time while others waited."""
     held: dict[int, float] = {}
-    for _, own in calls.group_by("server"):
-        for level, sec in _levels(own):
+    for _, of_server in calls.group_by("server"):
+        for level, sec in _levels(of_server):
             held[level] = held.get(level, 0.0) + sec
     return max(held, key=lambda level: held[level]) if held else None
 

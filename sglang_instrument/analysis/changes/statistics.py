@@ -34,7 +34,7 @@ class Difference:
     """The ratio of two runs in one metric.
 
     Attributes:
-        one, other: Geometric means over the steps.
+        first, other: Geometric means over the steps.
         steps: The number of steps of the run that has fewer; 0 if there are none.
         error: Standard error of the logarithm of the ratio; None if there are too few steps to know it.
         freedom: Degrees of freedom of the error.
@@ -42,7 +42,7 @@ class Difference:
         step_freedom: How many degrees of freedom each further step of both runs adds.
     """
 
-    one: float | None
+    first: float | None
     other: float | None
     steps: int
     error: float | None = None
@@ -62,8 +62,8 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """`other` over `one`; None if one of them is unknown."""
-        return None if self.one is None or self.other is None else self.other / self.one
+        """`other` over `first`; None if one of them is unknown."""
+        return None if self.first is None or self.other is None else self.other / self.first
 
     def p_value(self, limit: float = 1.0) -> float:
         """Return how likely a ratio so far from `limit`, or farther, is if `limit` is the true one."""
@@ -107,21 +107,21 @@ class Difference:
         return bool((stdtrit(freedom, 1 - alpha / 2) + stdtrit(freedom, POWER)) * error <= log)
 
 
-def difference(one: Sequence[float], other: Sequence[float], paired: bool = False) -> Difference:
+def difference(first: Sequence[float], other: Sequence[float], paired: bool = False) -> Difference:
     """Return how the steps of a run differ from those of another.
 
     Args:
-        one: A value a step, in order, all above 0.
+        first: A value of each step of the first run, in order, all above 0.
         other: The values of the other run.
         paired: Whether the values at one place belong together.
     """
-    if not one or not other:
-        return Difference(_mean(one), _mean(other), 0)
-    logs = [list(map(math.log, values)) for values in (one, other)]
+    if not first or not other:
+        return Difference(_mean(first), _mean(other), 0)
+    logs = [list(map(math.log, values)) for values in (first, other)]
     if paired:
         logs = [[b - a for a, b in zip(*logs, strict=True)]]
     steps = min(map(len, logs))
-    means = (_mean(one), _mean(other), steps)
+    means = (_mean(first), _mean(other), steps)
     if steps < 2:
         return Difference(*means)
     squares = [sum(value * value for value in _scatter(each)) for each in logs]
@@ -150,7 +150,7 @@ def first_is_cold(values: Sequence[float]) -> bool:
     if len(logs) < _FEWEST_TO_LEAVE_OUT:
         return False
     usual = median(logs[1:])
-    deviation = _MAD_TO_DEVIATION * median(abs(one - usual) for one in logs[1:])
+    deviation = _MAD_TO_DEVIATION * median(abs(log - usual) for log in logs[1:])
     return logs[0] - usual > max(_COLD, _COLD_DEVIATIONS * deviation)
 
 

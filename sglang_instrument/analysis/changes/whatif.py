@@ -76,7 +76,7 @@ class Model:
     @property
     def has_tokens(self) -> bool:
         """Whether the tokens of any turn are logged, so that caps can be estimated."""
-        return any(any(one.tokens) for one in self._recorded)
+        return any(any(request.tokens) for request in self._recorded)
 
     def predict(self, rules: Rules, event_times: pl.DataFrame | None = None) -> pl.DataFrame:
         """Return what `what_if` returns."""
@@ -132,7 +132,9 @@ class Model:
         return self._kept[1]
 
     def _replayed(self, rules: Rules, factors: list[Factors]) -> tuple[list[float], list[bool]]:
-        changed = [under(one, rules, factor) for one, factor in zip(self._recorded, factors, strict=True)]
+        changed = [
+            under(request, rules, factor) for request, factor in zip(self._recorded, factors, strict=True)
+        ]
         ends, cut = [0.0] * len(changed), [cut for _, cut in changed]
         for members in self._pools:
             requests = [changed[number][0] for number in members]
@@ -193,7 +195,7 @@ def validation_of(predicted: pl.DataFrame, real: Digest) -> dict[str, Any]:
         or first_is_cold(both["recorded_sec"].to_list())
     ):
         both = both.slice(1)
-    found = difference(both["busy_sec"].to_list(), both["predicted_sec"].to_list())
-    low, high = found.interval(0.05) or (None, None)
-    answer = {"steps": len(both), "predicted_sec": found.other, "real_sec": found.one}
-    return {**answer, "ratio": found.ratio, "low": low, "high": high}
+    measured = difference(both["busy_sec"].to_list(), both["predicted_sec"].to_list())
+    low, high = measured.interval(0.05) or (None, None)
+    answer = {"steps": len(both), "predicted_sec": measured.other, "real_sec": measured.first}
+    return {**answer, "ratio": measured.ratio, "low": low, "high": high}

@@ -161,7 +161,7 @@ def concat_digests(digests: list[Digest]) -> Digest:
     return Digest(
         **{
             name: pl.concat(
-                [pl.DataFrame(schema=schema), *(one.tables()[name] for one in digests)], rechunk=True
+                [pl.DataFrame(schema=schema), *(digest.tables()[name] for digest in digests)], rechunk=True
             )
             for name, schema in SCHEMAS.items()
         }
@@ -174,6 +174,6 @@ def _renumbered(spans: pl.DataFrame) -> pl.DataFrame:
         return spans
     new = spans.select(old="span").with_row_index("new").cast(pl.Int64)
     for name in ("span", "parent", "step_span"):
-        found = spans.select(old=name).join(new, on="old", how="left", maintain_order="left")["new"]
-        spans = spans.with_columns(found.alias(name))
+        numbers = spans.select(old=name).join(new, on="old", how="left", maintain_order="left")["new"]
+        spans = spans.with_columns(numbers.alias(name))
     return spans

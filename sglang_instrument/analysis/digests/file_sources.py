@@ -22,9 +22,9 @@ def number_sources(files: Sequence[File]) -> dict[tuple[str, int, int, int, str 
     return {run: number for number, run in enumerate(runs)}
 
 
-def renumber(table: pl.DataFrame, files: Sequence[File], kept: Sequence[File]) -> pl.DataFrame:
+def renumber(table: pl.DataFrame, files: Sequence[File], kept_files: Sequence[File]) -> pl.DataFrame:
     """Return the rows of files, and of runs in them, that are kept, with the new numbers in `source`."""
-    return _renumbered(table, files, number_sources(kept))
+    return _renumbered(table, files, number_sources(kept_files))
 
 
 def _renumbered(
@@ -50,8 +50,8 @@ def join_digests(parts: Sequence[tuple[Sequence[File], Digest]], files: Sequence
     )
 
 
-def only_files(digest: Digest, files: Sequence[File], kept: Sequence[File]) -> Digest:
+def only_files(digest: Digest, files: Sequence[File], kept_files: Sequence[File]) -> Digest:
     """Return a digest with the rows of files, and of runs in them, that are kept; see `renumber`."""
-    if list(files) == list(kept):
+    if list(files) == list(kept_files):
         return digest
-    return Digest(**{name: renumber(table, files, kept) for name, table in digest.tables().items()})
+    return Digest(**{name: renumber(table, files, kept_files) for name, table in digest.tables().items()})

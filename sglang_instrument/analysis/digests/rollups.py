@@ -43,8 +43,10 @@ def roll_up(
         "path": _path(spans, records, path),
     }
     placed = places.with_row_index("place").cast({"place": pl.Int64}).filter(pl.col("step").is_not_null())
-    found = {name: table.join(placed, on="place", maintain_order="left") for name, table in tables.items()}
-    return {**found, "samples": sample_rows(records)}
+    placed_tables = {
+        name: table.join(placed, on="place", maintain_order="left") for name, table in tables.items()
+    }
+    return {**placed_tables, "samples": sample_rows(records)}
 
 
 def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
@@ -120,14 +122,14 @@ def _sums_inside(spans: pl.DataFrame, numbers: pl.Series, inner: pl.Series) -> p
     """Return the numbers that `inner` engine spans log, summed by the `row` of the outermost one around."""
     parent, tokens = spans["parent"], numbers.gather(spans["row"])
     # A span whose parent logs the number repeats it.
-    told = (inner & tokens.is_not_null() & tokens.gather(parent).is_null()).arg_true()
-    around = parent.gather(told)
+    rows_with_tokens = (inner & tokens.is_not_null() & tokens.gather(parent).is_null()).arg_true()
+    around = parent.gather(rows_with_tokens)
     while inner.gather(around).any():
         around = pl.select(
             pl.when(inner.gather(around)).then(parent.gather(around)).otherwise(around)
         ).to_series()
-    found = pl.DataFrame({"row": spans["row"].gather(around), "number": tokens.gather(told)})
-    return found.group_by("row").agg(pl.col("number").sum())
+    numbered = pl.DataFrame({"row": spans["row"].gather(around), "number": tokens.gather(rows_with_tokens)})
+    return numbered.group_by("row").agg(pl.col("number").sum())
 
 
 def _requests(
@@ -159,13 +161,13 @@ def _with_facts_of_turns(
     if asked.is_empty():
         return requests
     tokens = pl.col("response_tokens")
-    told = turns.group_by(REQUEST).agg(
+    of_turns = turns.group_by(REQUEST).agg(
         turns=pl.len().cast(pl.Int64), response_tokens=pl.when(tokens.null_count() == 0).then(tokens.sum())
     )
     calls = parts.filter(pl.col("kind") == ENGINE).join(asked, on=REQUEST, how="semi").sort("end_us")
     reasons = calls.with_columns(finish_reason=records["finish_reason"][calls["row"]])
     last = reasons.group_by(REQUEST).agg(pl.col("finish_reason").drop_nulls().last())
-    known = asked.join(told, on=REQUEST, how="left").join(last, on=REQUEST, how="left")
+    known = asked.join(of_turns, on=REQUEST, how="left").join(last, on=REQUEST, how="left")
     joined = requests.join(known, on=REQUEST, how="left", suffix="_told", maintain_order="left")
     filled = [
         pl.when(pl.col("error").is_null()).then(pl.coalesce(name, f"{name}_told")).otherwise(name).alias(name)

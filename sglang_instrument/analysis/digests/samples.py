@@ -36,14 +36,14 @@ def sample_rows(records: pl.DataFrame) -> pl.DataFrame:
         The place; event: SAMPLES_CONSUMED or SAMPLES_DROPPED; at_us; sample or group: its id; weight_version,
         max_staleness, reason: as logged; tokens, count: of all samples of the record, in its first row.
     """
-    told = records.filter(pl.col("sample_facts").is_not_null() & pl.col("step").is_not_null())
+    with_facts = records.filter(pl.col("sample_facts").is_not_null() & pl.col("step").is_not_null())
     rows = [
         row
-        for number, (event, facts) in enumerate(told.select("event", "sample_facts").iter_rows())
+        for number, (event, facts) in enumerate(with_facts.select("event", "sample_facts").iter_rows())
         for row in _rows(number, event, _DECODER.decode(facts))
     ]
     made = pl.DataFrame(rows, schema=_FACTS, orient="row")
-    places = told.select(*_PLACE, at_us="end_us")[made["row"]]
+    places = with_facts.select(*_PLACE, at_us="end_us")[made["row"]]
     return pl.concat([places, made.drop("row")], how="horizontal")
 
 
@@ -58,6 +58,6 @@ def _rows(number: int, event: str, facts: Facts) -> list[tuple[Any, ...]]:
     ids = [(sample, None) for sample in facts.samples] + [(None, group) for group in facts.groups]
     shared = (facts.weight_version, facts.max_staleness, reason)
     return [
-        (number, named, *one, *shared, *((facts.tokens, facts.count) if first == 0 else (None, None)))
-        for first, one in enumerate(ids or [(None, None)])
+        (number, named, *sample, *shared, *((facts.tokens, facts.count) if first == 0 else (None, None)))
+        for first, sample in enumerate(ids or [(None, None)])
     ]

@@ -24,7 +24,7 @@ def with_versions(requests: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
     calls = parts.filter((pl.col("kind") == ENGINE) & pl.col("request_id").is_not_null() & known)
     if calls.is_empty():
         return requests
-    told = (
+    of_calls = (
         calls.sort("start_us", maintain_order=True)
         .group_by(REQUEST, maintain_order=True)
         .agg(
@@ -32,6 +32,6 @@ def with_versions(requests: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
             first_weight_version=pl.coalesce("first_weight_version", "weight_version").drop_nulls().first(),
         )
     )
-    joined = requests.join(told, on=REQUEST, how="left", suffix="_told", maintain_order="left")
+    joined = requests.join(of_calls, on=REQUEST, how="left", suffix="_told", maintain_order="left")
     filled = [pl.coalesce(name, f"{name}_told").alias(name) for name in VERSIONS]
     return joined.with_columns(filled).select(requests.columns)

@@ -118,7 +118,7 @@ def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None, *, shared: 
     may_share = (False, True) if calls["worker"].n_unique() > 1 else (False,)
     if shared is not None:
         may_share = (shared,)
-    error, speed = min((_fitted(some, way) for way in may_share), key=lambda found: found[0])
+    error, speed = min((_fitted(some, way) for way in may_share), key=lambda fitted: fitted[0])
     return _fit(calls, speed, error)
 
 
@@ -148,19 +148,19 @@ def _fitted(calls: pl.DataFrame, shared: bool) -> tuple[float, EngineSpeed]:
     tokens, context, sec = (calls[name].to_numpy() for name in ("tokens", "context", "sec"))
     crowd = crowds(calls, EngineSpeed(shared=shared).pool)
     parts = np.column_stack([np.ones_like(tokens), context, tokens, tokens * crowd])
-    kept, pace = np.ones(len(sec), dtype=bool), np.ones(int(group.max()) + 1)
+    usable, pace = np.ones(len(sec), dtype=bool), np.ones(int(group.max()) + 1)
     solved, expected = np.zeros(4), sec
     for _ in range(_ROUNDS):
         # Relative errors count; weights by the expected time, not by the measured one, keep the fit centred.
-        weighed = np.column_stack([parts, sec / pace[group]]) * (kept / expected)[:, None]
+        weighed = np.column_stack([parts, sec / pace[group]]) * (usable / expected)[:, None]
         # Of this triangle the least squares are those of all calls, but found much sooner.
         triangle: Any = np.linalg.qr(weighed, mode="r")
         solved, _ = nnls(triangle[:, :-1], triangle[:, -1])
         expected = np.maximum(parts @ solved, _LEAST_SEC)
-        pace = _ratio(np.bincount(group, sec * kept), np.bincount(group, expected * kept))
+        pace = _ratio(np.bincount(group, sec * usable), np.bincount(group, expected * usable))
         usual = np.median(pace)
         pace, expected, solved = pace / usual, expected * usual, solved * usual
-        kept = np.abs(np.log(sec / (expected * pace[group]))) < np.log(_OUTLIER)
+        usable = np.abs(np.log(sec / (expected * pace[group]))) < np.log(_OUTLIER)
     error = float(np.median(np.abs(np.log(sec / (expected * pace[group])))))
     return error, EngineSpeed(*solved.tolist())._replace(shared=shared)
 

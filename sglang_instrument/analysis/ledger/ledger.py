@@ -111,16 +111,16 @@ def trained_meanwhile(run: Digest | Paths) -> pl.DataFrame:
     return rows.group_by(STEP).agg(pl.col("sec").sum())
 
 
-def _of_trainer(paths: Paths, kept: pl.Expr) -> pl.DataFrame:
+def _of_trainer(paths: Paths, condition: pl.Expr) -> pl.DataFrame:
     """Return what the trainer did, on the workers' clock, without overlaps: event, from_us, to_us."""
     path = paths.digest.path
     roles = path["role"].unique()
-    role = next((one for one in _ROLES_BETWEEN if one in roles), None)
-    told = path.filter(pl.col("role").eq_missing(pl.lit(role)))
-    told = told.filter(pl.col("worker") == pl.col("worker").min()).filter(kept)
+    role = next((role_between for role_between in _ROLES_BETWEEN if role_between in roles), None)
+    of_lowest_rank = path.filter(pl.col("role").eq_missing(pl.lit(role)))
+    of_lowest_rank = of_lowest_rank.filter(pl.col("worker") == pl.col("worker").min()).filter(condition)
     ahead = paths.aligned.sort("worker")["ahead_us"].first() or 0
     times = [(pl.col(name) - ahead).alias(to) for name, to in (("start_us", "from_us"), ("end_us", "to_us"))]
-    return one_at_a_time(told.select("event", *times), [])
+    return one_at_a_time(of_lowest_rank.select("event", *times), [])
 
 
 def _overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:

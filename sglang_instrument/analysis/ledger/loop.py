@@ -86,8 +86,8 @@ class Loop:
             step, validate; side: "trainer" or "rollout"; part: one of `LOOP_PARTS`; sec. The seconds of a
             step and side add up to its `to_next_step_sec` of `steps`. A side without records is left out.
         """
-        there = {"trainer": self.is_seen, "rollout": self.lanes.has_rollout}
-        sides = [side for side in SIDES if there[side]]
+        is_logged = {"trainer": self.is_seen, "rollout": self.lanes.has_rollout}
+        sides = [side for side in SIDES if is_logged[side]]
         tables = [
             self.moments.group_by(*STEP, part=pl.col(side))
             .agg(pl.col("sec").sum())
@@ -216,9 +216,9 @@ def averages(steps: pl.DataFrame) -> dict[str, float | None]:
     With trainer_waits_share, rollout_waits_share: of the wall time without validation.
     """
     names = [name for name in steps.columns if name.endswith("_sec")]
-    found: dict[str, Any] = {name: None if steps[name].null_count() else steps[name].mean() for name in names}
-    wall = (found["to_next_step_sec"] or 0.0) - (found["validation_sec"] or 0.0)
+    means: dict[str, Any] = {name: None if steps[name].null_count() else steps[name].mean() for name in names}
+    wall = (means["to_next_step_sec"] or 0.0) - (means["validation_sec"] or 0.0)
     for side in SIDES:
-        sec = found[f"{side}_waits_sec"]
-        found[f"{side}_waits_share"] = None if sec is None or wall <= 0 else sec / wall
-    return found
+        sec = means[f"{side}_waits_sec"]
+        means[f"{side}_waits_share"] = None if sec is None or wall <= 0 else sec / wall
+    return means

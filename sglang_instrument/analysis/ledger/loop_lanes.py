@@ -130,11 +130,11 @@ class Lanes:
         )
         validates = path.filter("validate").select("event", "start_us", "end_us", part=pl.lit(VALIDATION))
         outside = self.outside.select("event", "start_us", "end_us", part=pl.lit(WEIGHTS))
-        own = path.filter((pl.col("phase") == "step") & ~pl.col("validate"))
-        own = own.select("event", "start_us", "end_us", part=pl.lit(OTHER))
+        steps = path.filter((pl.col("phase") == "step") & ~pl.col("validate"))
+        steps = steps.select("event", "start_us", "end_us", part=pl.lit(OTHER))
         waits = pl.col("part") == TRAINER_WAITS  # a thread may wait for rollouts while another trains
-        tables = [pl.concat([validates, outside]), named.filter(~waits), named.filter(waits), own]
-        return _first_of([self._aligned(one) for one in tables])
+        tables = [pl.concat([validates, outside]), named.filter(~waits), named.filter(waits), steps]
+        return _first_of([self._aligned(lane) for lane in tables])
 
     @cached_property
     def pieces(self) -> pl.DataFrame:
@@ -157,8 +157,8 @@ class Lanes:
 
     def _of_trainer(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of the trainer: of its lowest rank."""
-        told = table.filter(pl.col("role").eq_missing(pl.lit(self.role, pl.String)))
-        return told.filter(pl.col("worker") == pl.col("worker").min())
+        of_role = table.filter(pl.col("role").eq_missing(pl.lit(self.role, pl.String)))
+        return of_role.filter(pl.col("worker") == pl.col("worker").min())
 
     def _aligned(self, table: pl.DataFrame) -> pl.DataFrame:
         times = [
@@ -192,8 +192,8 @@ def moments(lanes: Lanes) -> pl.DataFrame:
     points = points.with_columns(rollout=_waits())
     events = ("trainer_event", "rollout_event", "flying")
     names = {"at_us": "from_us", "until_us": "to_us"}
-    found: pl.DataFrame = points.select(*STEP, *names, "trainer", "rollout", *events).rename(names)
-    return found.with_columns(sec=sec_between("from_us", "to_us"))
+    cuts: pl.DataFrame = points.select(*STEP, *names, "trainer", "rollout", *events).rename(names)
+    return cuts.with_columns(sec=sec_between("from_us", "to_us"))
 
 
 def _part_of_trainer() -> pl.Expr:
@@ -205,7 +205,7 @@ def _first_of(tables: list[pl.DataFrame]) -> pl.DataFrame:
     """Return what the first table has, and where it has nothing what the next has, and so on."""
     first = tables[0]
     for table in tables[1:]:
-        ends = [one[name] for one in (first, table) for name in ("from_us", "to_us")]
+        ends = [intervals[name] for intervals in (first, table) for name in ("from_us", "to_us")]
         points = pl.concat(ends).unique().sort().to_frame("at_us")
         points = points.with_columns(until_us=pl.col("at_us").shift(-1)).drop_nulls()
         points = _looked_up(points, first.rename({"part": "part_1", "event": "event_1"}))
@@ -224,9 +224,9 @@ def _looked_up(points: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """Add to each moment what a table without overlaps says of it; null where it says nothing."""
     names = [name for name in table.columns if name not in ("from_us", "to_us")]
     begun = table.sort("from_us").rename({"from_us": "at_us", "to_us": "ends_us"})
-    found = points.join_asof(begun, on="at_us", strategy="backward")
+    looked_up = points.join_asof(begun, on="at_us", strategy="backward")
     inside = pl.col("until_us") <= pl.col("ends_us")
-    return found.with_columns(pl.when(inside).then(pl.col(name)).alias(name) for name in names).drop(
+    return looked_up.with_columns(pl.when(inside).then(pl.col(name)).alias(name) for name in names).drop(
         "ends_us"
     )
 

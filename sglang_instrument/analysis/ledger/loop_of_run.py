@@ -36,10 +36,10 @@ def _outside(run: Run) -> pl.DataFrame:
     """Return the weight updates of the training process with the lowest rank, outside of any step."""
     if run.is_dataset:
         return pl.DataFrame(schema=_OUTSIDE)
-    files = [one for one in run.files if one.place is not None and one.place.role == _ROLE]
-    files = [one for one in files if one.place and one.place.step is None and one.pruned_us is None]
-    lowest = min((one.place.worker for one in files if one.place), default=0)
-    files = [one for one in files if one.place and one.place.worker == lowest]
+    files = [file for file in run.files if file.place is not None and file.place.role == _ROLE]
+    files = [file for file in files if file.place and file.place.step is None and file.pruned_us is None]
+    lowest = min((file.place.worker for file in files if file.place), default=0)
+    files = [file for file in files if file.place and file.place.worker == lowest]
     rows = [
         (line.event, line.start_us, line.start_us + round(line.duration_sec * 1e6))
         for _, line, _ in newest_records(run, files, Fields, events=_EVENTS)

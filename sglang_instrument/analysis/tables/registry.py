@@ -13,13 +13,13 @@ from sglang_instrument.analysis.tables.table import Table
 @cache
 def all_tables() -> dict[str, Table]:
     """Return all tables by name, in the order of the folders' and files' names."""
-    found: dict[str, Table] = {}
+    by_name: dict[str, Table] = {}
     for module in pkgutil.walk_packages(tables.__path__, f"{tables.__name__}."):
         if module.name.count(".") > tables.__name__.count(".") + 1:
             for value in vars(import_module(module.name)).values():
-                if isinstance(value, Table) and found.setdefault(value.name, value) is not value:
+                if isinstance(value, Table) and by_name.setdefault(value.name, value) is not value:
                     raise ValueError(f"two tables have the name {value.name!r}")
-    return found
+    return by_name
 
 
 def stored_tables() -> dict[str, Table]:

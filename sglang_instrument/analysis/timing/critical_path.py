@@ -41,8 +41,8 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
 
 
 def _is_block(spans: pl.DataFrame) -> pl.Series:
-    found: pl.Series = spans["event"].cast(pl.Categorical) == LOOP_BLOCK
-    return found
+    is_block: pl.Series = spans["event"].cast(pl.Categorical) == LOOP_BLOCK
+    return is_block
 
 
 def _waited_for(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
@@ -54,16 +54,16 @@ def _waited_for(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
     ends, names = spans["end_us"], ("span", "parent", "from_us", "to_us")
     is_block = _is_block(spans).gather(children["span"])
     rows = children.filter(~is_block & (children["to_us"] > children["from_us"])).select(*names)
-    found = [rows.clear()]
+    waits = [rows.clear()]
     while len(rows):
         outlives = ends.gather(rows["span"]) > ends.gather(rows["parent"]) + _OUTLIVES_US
         outlives &= spans["concurrent"].gather(rows["span"])
-        found.append(rows.filter(~outlives))
+        waits.append(rows.filter(~outlives))
         rows = rows.filter(outlives)
         rows = rows.with_columns(parent=spans["parent"].gather(rows["parent"])).drop_nulls("parent")
         until = pl.min_horizontal(ends.gather(rows["span"]), ends.gather(rows["parent"]))
         rows = rows.with_columns(to_us=until)
-    return pl.concat(found)
+    return pl.concat(waits)
 
 
 def _walk(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
@@ -92,8 +92,8 @@ def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
     begin = pl.col("start_us").filter(is_step).min().over("place")
     end = pl.col("end_us").filter(is_step).max().over("place")
     beside = (pl.col("end_us") <= begin) | (pl.col("start_us") >= end)
-    kept = outermost.filter(is_step.fill_null(False) | begin.is_null() | beside)
-    return kept.select("span", "place", from_us="start_us", to_us="end_us")
+    chosen = outermost.filter(is_step.fill_null(False) | begin.is_null() | beside)
+    return chosen.select("span", "place", from_us="start_us", to_us="end_us")
 
 
 def _chain(candidates: pl.DataFrame, key: str) -> pl.DataFrame:
@@ -121,8 +121,8 @@ def _last_until(ordered: pl.Series, sought: pl.Series) -> pl.Series:
     """Return for each sought value the row of the last ordered value that is not larger, or null."""
     # An expression, because Series.search_sorted() of older polars needs numpy.
     place = pl.select(pl.lit(ordered).search_sorted(pl.lit(sought), side="right").cast(pl.Int64)).to_series()
-    found: pl.Series = (place - 1).set(place == 0, None)
-    return found
+    row: pl.Series = (place - 1).set(place == 0, None)
+    return row
 
 
 def _reached(taken: pl.Series, before: pl.Series) -> pl.Series:
@@ -160,10 +160,10 @@ def _covered_us(intervals: pl.DataFrame, covers: pl.DataFrame) -> pl.Series:
     held = held.with_columns(begin=pl.max_horizontal("begin", pl.col("end").cum_max().shift(1)))
     held = held.filter(pl.col("end") > pl.col("begin"))
     before = (held["end"] - held["begin"]).cum_sum() - (held["end"] - held["begin"])
-    at = begun.head(2 * half)
-    last = _last_until(held["begin"], at)
+    moments = begun.head(2 * half)
+    last = _last_until(held["begin"], moments)
     inside = pl.select(
-        pl.min_horizontal(at, held["end"].gather(last)) - held["begin"].gather(last)
+        pl.min_horizontal(moments, held["end"].gather(last)) - held["begin"].gather(last)
     ).to_series()
     until = (before.gather(last) + inside).fill_null(0)
     covered: pl.Series = until.tail(half) - until.head(half)

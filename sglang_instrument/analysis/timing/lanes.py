@@ -97,12 +97,12 @@ def _tasks(spans: pl.DataFrame) -> _Tasks:
     if isinstance(lowest, int) and isinstance(highest, int) and highest - lowest < _WIDEST:
         width = highest - lowest + 1
         spawned = spawned_by - lowest
-        there = (spawned >= 0) & (spawned < width)
-        return _Tasks(task - lowest, spawned.set(~there, None), width, _NO_REQUEST - lowest)
+        is_known = (spawned >= 0) & (spawned < width)
+        return _Tasks(task - lowest, spawned.set(~is_known, None), width, _NO_REQUEST - lowest)
     known = pl.concat([task, spawned_by, pl.Series([_NO_REQUEST], dtype=pl.Int64)])
     number = known.rank("dense").cast(pl.Int64)
-    own, spawned = number.head(len(task)), number.slice(len(task), len(task))
-    return _Tasks(own, spawned, len(known) + 1, int(number[-1]))
+    tasks, spawned = number.head(len(task)), number.slice(len(task), len(task))
+    return _Tasks(tasks, spawned, len(known) + 1, int(number[-1]))
 
 
 def _order(lane: pl.Series, near: pl.Series, far: pl.Series) -> pl.Series:
@@ -123,7 +123,7 @@ def _spawners(spans: pl.DataFrame, name: pl.Series, names: pl.Series, tasks: _Ta
     Tasks without a known spawner, and requests of logs without tasks, belong to the home of their source: the
     lane of its spans of phase "step", or of its records without a request.
     """
-    own = pl.DataFrame({"name": names}).with_row_index("lane").cast(pl.Int64)
+    numbered = pl.DataFrame({"name": names}).with_row_index("lane").cast(pl.Int64)
     source_width = 2 * tasks.width
     source = names // source_width
     logged = spans.select(name=name, by=tasks.spawned_by, task=tasks.task).drop_nulls("by")
@@ -139,11 +139,11 @@ def _spawners(spans: pl.DataFrame, name: pl.Series, names: pl.Series, tasks: _Ta
         {"source": list(homes), "home": list(homes.values())}, schema={"source": pl.Int64, "home": pl.Int64}
     )
     lanes = (
-        own.with_columns(source=source)
+        numbered.with_columns(source=source)
         .join(logged, on="name", how="left", maintain_order="left")
-        .join(own.select(wanted="name", spawner="lane"), on="wanted", how="left", maintain_order="left")
+        .join(numbered.select(wanted="name", spawner="lane"), on="wanted", how="left", maintain_order="left")
         .join(at_home, on="source", how="left", maintain_order="left")
-        .join(own.select(home="name", at_home="lane"), on="home", how="left", maintain_order="left")
+        .join(numbered.select(home="name", at_home="lane"), on="home", how="left", maintain_order="left")
     )
     spawner = pl.coalesce("spawner", "at_home", NONE)
     return lanes.select(pl.when(spawner == pl.col("lane")).then(NONE).otherwise(spawner)).to_series()

@@ -62,15 +62,15 @@ def nest_and_clip(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _step_spans(spans: pl.DataFrame) -> pl.Series:
     """Return for each span the outermost span of phase "step" among itself and its ancestors."""
     stepping = pl.col("phase").cast(pl.Categorical) == "step"
-    found = spans.select(pl.when(stepping).then("span")).to_series()
+    step_spans = spans.select(pl.when(stepping).then("span")).to_series()
     up = spans["parent"]
     for _ in range(20):  # each round doubles the number of ancestors seen
         if up.null_count() == len(up):
             break
-        higher = found.gather(up)
-        found = pl.select(pl.coalesce(higher, found)).to_series()
+        higher = step_spans.gather(up)
+        step_spans = pl.select(pl.coalesce(higher, step_spans)).to_series()
         up = up.gather(up)
-    return found
+    return step_spans
 
 
 def _counted_phases(spans: pl.DataFrame) -> pl.Series:
@@ -80,8 +80,8 @@ def _counted_phases(spans: pl.DataFrame) -> pl.Series:
     phase is not in the vocabulary.
     """
     named = spans["phase"].cast(pl.Categorical)
-    own = named.unique().cast(pl.String).to_list()
-    if all(phase in PHASES and phase != "other" for phase in own):
+    phases = named.unique().cast(pl.String).to_list()
+    if all(phase in PHASES and phase != "other" for phase in phases):
         plain: pl.Series = named.cast(PHASE)
         return plain
     other: pl.Series = named == "other"
@@ -89,15 +89,15 @@ def _counted_phases(spans: pl.DataFrame) -> pl.Series:
     known = pl.select(
         pl.coalesce(named.cast(pl.String).cast(PHASE, strict=False), nothing).alias("phase")
     ).to_series()
-    found = pl.select(pl.when(~other).then(known)).to_series()
+    counted = pl.select(pl.when(~other).then(known)).to_series()
     up = spans["parent"]
     for _ in range(20):  # each round doubles the number of ancestors seen
         if up.null_count() == len(up):
             break
-        found = pl.select(pl.coalesce(found, found.gather(up))).to_series()
+        counted = pl.select(pl.coalesce(counted, counted.gather(up))).to_series()
         up = up.gather(up)
-    part = found.is_not_null() & ~found.cast(pl.String).is_in(_STRUCTURE)
-    inside = pl.when(part).then(found).otherwise(nothing)
+    part = counted.is_not_null() & ~counted.cast(pl.String).is_in(_STRUCTURE)
+    inside = pl.when(part).then(counted).otherwise(nothing)
     return pl.select(pl.when(other).then(inside).otherwise(known)).to_series()
 
 
@@ -132,12 +132,12 @@ def _covered_times(spans: pl.DataFrame, children: pl.DataFrame) -> tuple[pl.Seri
     """Return for each span its `fresh_sec`, and the microseconds that its children cover."""
     fresh = (pl.col("to_us") - pl.max_horizontal("from_us", "reach")).clip(lower_bound=0)
     children = children.select("span", "parent", fresh=fresh)
-    own = pl.repeat(None, len(spans), dtype=pl.Float64, eager=True)
-    own = own.scatter(children["span"], children["fresh"] * US)
+    fresh_us = pl.repeat(None, len(spans), dtype=pl.Float64, eager=True)
+    fresh_us = fresh_us.scatter(children["span"], children["fresh"] * US)
     # Children are grouped by parent: a parent's sum is the running sum at its last child minus that before
     # its first.
     last = children["parent"] != children["parent"].shift(-1, fill_value=-1)
     up_to = children["fresh"].cum_sum().filter(last)
     all_children = pl.zeros(len(spans), dtype=pl.Int64, eager=True)
     all_children = all_children.scatter(children["parent"].filter(last), up_to - up_to.shift(1, fill_value=0))
-    return own, all_children
+    return fresh_us, all_children

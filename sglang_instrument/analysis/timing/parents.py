@@ -22,11 +22,11 @@ def find_parents(lanes: Lanes, starts: pl.Series, ends: pl.Series) -> tuple[pl.S
         ends: Of the spans, in this order.
     """
     within = _containing(lanes)
-    found = _in_other_lanes(lanes, within, starts, ends)
-    if found.is_empty():
+    elsewhere = _in_other_lanes(lanes, within, starts, ends)
+    if elsewhere.is_empty():
         return within, pl.repeat(False, len(within), eager=True)
-    concurrent = pl.repeat(False, len(within), eager=True).scatter(found["span"], True)
-    return within.clone().scatter(found["span"], found["parent"]), concurrent
+    concurrent = pl.repeat(False, len(within), eager=True).scatter(elsewhere["span"], True)
+    return within.clone().scatter(elsewhere["span"], elsewhere["parent"]), concurrent
 
 
 def _containing(lanes: Lanes) -> pl.Series:
@@ -79,11 +79,11 @@ def _in_other_lanes(lanes: Lanes, within: pl.Series, starts: pl.Series, ends: pl
         last = by_start["span"].gather(place - 1).cast(pl.Int64)
         last = last.set((place == 0) | (lanes.lane.gather(last) != above), NONE)
         parent = _still_open(last, starts.gather(orphans), within, ends)
-        found = (parent != NONE) & (parent != orphans)
-        spans.append(orphans.filter(found))
-        parents.append(parent.filter(found))
-        orphans = orphans.filter(~found)
-        above = lanes.spawner.gather(above.filter(~found))
+        has_parent = (parent != NONE) & (parent != orphans)
+        spans.append(orphans.filter(has_parent))
+        parents.append(parent.filter(has_parent))
+        orphans = orphans.filter(~has_parent)
+        above = lanes.spawner.gather(above.filter(~has_parent))
     return pl.DataFrame({"span": pl.concat(spans), "parent": pl.concat(parents)})
 
 

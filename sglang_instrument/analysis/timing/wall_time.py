@@ -28,8 +28,8 @@ def split_wall_time(spans: pl.DataFrame, children: pl.DataFrame | None = None) -
     )
     wall_us = pl.zeros(len(spans), dtype=pl.Float64, eager=True)
     wall_us = wall_us.scatter(between["span"].filter(last), up_to - before.to_series())
-    own = rest["span"]
-    wall_us = wall_us.scatter(own, wall_us.gather(own) + share_us.tail(len(rest)))
+    spans_of_rest = rest["span"]
+    wall_us = wall_us.scatter(spans_of_rest, wall_us.gather(spans_of_rest) + share_us.tail(len(rest)))
     return spans.with_columns(wall_sec=wall_us * US)
 
 
@@ -59,8 +59,8 @@ def _clip_to_steps(intervals: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFra
     clipped = pl.concat([intervals, windows[intervals["span"]]], how="horizontal").with_columns(
         from_us=pl.max_horizontal("from_us", "step_from_us"), to_us=pl.min_horizontal("to_us", "step_to_us")
     )
-    kept = clipped.filter((pl.col("to_us") > pl.col("from_us")) & pl.col("worker_step").is_not_null())
-    return kept.select("span", "worker_step", "from_us", "to_us")
+    inside = clipped.filter((pl.col("to_us") > pl.col("from_us")) & pl.col("worker_step").is_not_null())
+    return inside.select("span", "worker_step", "from_us", "to_us")
 
 
 def _shares(intervals: pl.DataFrame) -> pl.Series:

@@ -44,10 +44,10 @@ def sample_fates(digest: Digest) -> pl.DataFrame:
     """
     requests = digest.of_workers().requests.filter(~pl.col("validate")).with_row_index("row")
     key = ["source", "request_id"]
-    told = (
+    tokens_of_turns = (
         digest.turns.drop_nulls("response_tokens").group_by(key).agg(of_turns=pl.col("response_tokens").sum())
     )
-    requests = requests.join(told, on=key, how="left", maintain_order="left")
+    requests = requests.join(tokens_of_turns, on=key, how="left", maintain_order="left")
     known = pl.coalesce("response_tokens", "of_turns")  # what failed logs no total
     tokens = known - pl.col("resumed_tokens").fill_null(0).clip(lower_bound=0)
     rows = requests.select("row", *_COLUMNS, "resumed_tokens", generated_tokens=tokens.clip(lower_bound=0))
@@ -85,16 +85,16 @@ def _matched(rows: pl.DataFrame, named: pl.DataFrame, columns: dict[str, str]) -
     `by_group` says that it names the group alone.
     """
     renamed = [pl.col(old).alias(new) for old, new in columns.items()]
-    found = []
-    for own, key in _KEYS:
-        left = rows.select("row", "start_us", id=own).drop_nulls("id").sort("start_us")
+    matches = []
+    for column, key in _KEYS:
+        left = rows.select("row", "start_us", id=column).drop_nulls("id").sort("start_us")
         right = named.drop_nulls(key).select(*renamed, id=key, at="at_us").sort("at")
         both = left.join_asof(
             right, left_on="start_us", right_on="at", by="id", strategy="forward", check_sortedness=False
         )
         by_group = pl.lit(key == "group").alias("by_group")
-        found.append(both.filter(pl.col("at").is_not_null()).select("row", by_group, *columns.values()))
-    return pl.concat(found).unique("row", keep="first", maintain_order=True)
+        matches.append(both.filter(pl.col("at").is_not_null()).select("row", by_group, *columns.values()))
+    return pl.concat(matches).unique("row", keep="first", maintain_order=True)
 
 
 def _with_next(rows: pl.DataFrame) -> pl.DataFrame:
@@ -136,7 +136,7 @@ def _with_fate(rows: pl.DataFrame, consumed: pl.DataFrame) -> pl.DataFrame:
     )
     ended = pl.when(pl.col("fate") == ABORTED).then(pl.coalesce("dropped_us", "end_us"))
     decided = pl.when(pl.col("fate") == USED).then("used_us").otherwise(pl.coalesce(ended, "dropped_us"))
-    of_use = [pl.when(pl.col("fate") == USED).then(one).alias(one) for one in _OF_USE]
+    of_use = [pl.when(pl.col("fate") == USED).then(name).alias(name) for name in _OF_USE]
     return rows.with_columns(fate=fate).with_columns(fate_us=decided).with_columns(of_use).sort("row")
 
 

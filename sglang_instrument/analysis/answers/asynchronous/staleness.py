@@ -81,7 +81,7 @@ def load_table(digest: Digest, fates: pl.DataFrame) -> pl.DataFrame:
         took or none yet.
     """
     used = fates.filter(pl.col("fate") == USED)
-    at = used.group_by(step="trained_step").agg(at_us=pl.col("used_us").min()).sort("step")
+    first_uses = used.group_by(step="trained_step").agg(at_us=pl.col("used_us").min()).sort("step")
     key = ["step", "worker", "request_id"]
     turns = digest.of_workers().turns.filter(~pl.col("validate"))
     first = turns.group_by(key).agg(called_us=pl.col("start_us").min())
@@ -90,11 +90,14 @@ def load_table(digest: Digest, fates: pl.DataFrame) -> pl.DataFrame:
     left = pl.when(pl.col("fate") == "waiting").then(2**62).otherwise(pl.coalesce("fate_us", "end_us"))
     times = rows.select("start_us", "end_us", called_us=called, left_us=pl.max_horizontal(left, "end_us"))
     begun, ended, asked, gone = (
-        _count_until(times[name], at["at_us"]) for name in ("start_us", "end_us", "called_us", "left_us")
+        _count_until(times[name], first_uses["at_us"])
+        for name in ("start_us", "end_us", "called_us", "left_us")
     )
     queued = begun - asked if logs_calls(digest) else pl.lit(None, pl.Int64)
     # What this step takes has left at that time, or leaves within it.
-    return at.with_columns(in_flight=begun - ended, queued=queued, waiting=(ended - gone).clip(lower_bound=0))
+    return first_uses.with_columns(
+        in_flight=begun - ended, queued=queued, waiting=(ended - gone).clip(lower_bound=0)
+    )
 
 
 def logs_calls(digest: Digest) -> bool:

@@ -60,23 +60,25 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
     """
     tokens = pl.col("generated_tokens")
     rows = fates.with_columns(flat=_is_flat(fates))
-    told = _known(digest)
+    known_fates = _known(digest)
     is_counted = tokens.count() > 0
     by_fate = [
-        pl.when(is_counted & (name in told)).then(tokens.filter(pl.col("fate") == name).sum()).alias(name)
+        pl.when(is_counted & (name in known_fates))
+        .then(tokens.filter(pl.col("fate") == name).sum())
+        .alias(name)
         for name in FATES
     ]
     is_used = pl.col("fate") == USED
     flat = tokens.filter(is_used & pl.col("flat").fill_null(False)).sum()
     cut = tokens.filter(is_used & (pl.col("finish_reason") == _LENGTH).fill_null(False)).sum()
-    tells_cut = is_counted & (USED in told) & (fates["finish_reason"].count() > 0)
+    tells_cut = is_counted & (USED in known_fates) & (fates["finish_reason"].count() > 0)
     table = rows.group_by("step").agg(
         *by_fate,
         requests=pl.len().cast(pl.Int64),
         generated=pl.when(is_counted).then(tokens.sum()),
         uncounted_requests=tokens.null_count().cast(pl.Int64),
         used_at_limit=pl.when(tells_cut).then(cut),
-        equal_rewards=pl.when(is_counted & (USED in told) & (pl.col("flat").count() > 0)).then(flat),
+        equal_rewards=pl.when(is_counted & (USED in known_fates) & (pl.col("flat").count() > 0)).then(flat),
     )
     wasted = pl.when(pl.any_horizontal(pl.col(REASONS).is_not_null())).then(pl.sum_horizontal(REASONS))
     return table.with_columns(wasted=wasted).sort("step")
@@ -89,10 +91,12 @@ def with_engine_tokens(run: Run, fates: pl.DataFrame) -> pl.DataFrame:
         return fates
     tokens = cached_engine_requests(run).select("rid", "completion_tokens").drop_nulls()
     calls = callers(run, run.files).join(tokens, on="rid", how="inner").filter(~pl.col("validate"))
-    told = calls.group_by(_REQUEST).agg(of_engine=pl.col("completion_tokens").sum())
-    rows = fates.join(told, on=_REQUEST, how="left", maintain_order="left")
-    found = pl.when(lacks).then(pl.coalesce("of_engine", "generated_tokens")).otherwise("generated_tokens")
-    return rows.with_columns(generated_tokens=found).drop("of_engine")
+    engine_tokens = calls.group_by(_REQUEST).agg(of_engine=pl.col("completion_tokens").sum())
+    rows = fates.join(engine_tokens, on=_REQUEST, how="left", maintain_order="left")
+    generated = (
+        pl.when(lacks).then(pl.coalesce("of_engine", "generated_tokens")).otherwise("generated_tokens")
+    )
+    return rows.with_columns(generated_tokens=generated).drop("of_engine")
 
 
 def totals(table: pl.DataFrame) -> dict[str, int | None] | None:
@@ -115,7 +119,7 @@ def missing_of(fates: pl.DataFrame, digest: Digest, engine: dict[str, int | None
         digest: Of the run.
         engine: Of `engine_waste`.
     """
-    said, told = [], _known(digest)
+    said, known_fates = [], _known(digest)
     uncounted = fates["generated_tokens"].null_count()
     if uncounted and uncounted == len(fates):
         said.append("no request logs its tokens: how many were generated is not known")
@@ -124,12 +128,12 @@ def missing_of(fates: pl.DataFrame, digest: Digest, engine: dict[str, int | None
             f"{uncounted:,} of {len(fates):,} requests log no tokens, as those that end by an exception; the "
             "engines' own logs count them, with engine_detail=requests"
         )
-    if USED not in told:
+    if USED not in known_fates:
         said.append(_NO_USE)
-    silent = [name for name in (FILTERED, STALE, TRUNCATED) if name not in told]
+    silent = [name for name in (FILTERED, STALE, TRUNCATED) if name not in known_fates]
     if silent:
         said.append(_NO_DROP.format(reasons=" or ".join(silent), first=silent[0]))
-    if ABORTED not in told:
+    if ABORTED not in known_fates:
         said.append("no request logs why it ended (`finish_reason`): which ones were aborted is not known")
     if len(fates) and not _is_flat(fates).count():
         said.append("no `group` has the `reward` of all its requests: which ones are all equal is not known")
@@ -158,8 +162,8 @@ def _is_flat(fates: pl.DataFrame) -> pl.Series:
     reward = pl.col("reward")
     whole = (reward.null_count() == 0) & (pl.len() > 1)
     equal = pl.when(whole).then(reward.max() == reward.min())
-    told = fates.filter(pl.col("group").is_not_null()).group_by(group).agg(flat=equal)
-    return fates.select(group).join(told, on=group, how="left", maintain_order="left")["flat"]
+    flat_groups = fates.filter(pl.col("group").is_not_null()).group_by(group).agg(flat=equal)
+    return fates.select(group).join(flat_groups, on=group, how="left", maintain_order="left")["flat"]
 
 
 def engine_waste(run: Run) -> dict[str, int | None] | None:

@@ -24,14 +24,14 @@ def followed_calls(calls: pl.DataFrame) -> pl.DataFrame:
         tokens of the prompt that server has read or written, if the prompt goes on where that call ended.
         Null where that is not known, or the prompt became shorter.
     """
-    own = calls.drop_nulls("request_id").sort(*CONVERSATION, "start_us", "rid")
+    ordered = calls.drop_nulls("request_id").sort(*CONVERSATION, "start_us", "rid")
 
     def before(name: str) -> pl.Expr:
         return pl.col(name).shift(1).over(CONVERSATION)
 
     left = before("prompt_tokens") + before("completion_tokens").fill_null(0)
     goes_on = pl.col("prompt_tokens") >= before("prompt_tokens")
-    return own.with_columns(
+    return ordered.with_columns(
         number=pl.int_range(pl.len(), dtype=pl.Int64).over(CONVERSATION),
         moved=pl.col("server") != before("server"),
         expected_tokens=pl.when(goes_on).then(pl.min_horizontal("prompt_tokens", left)),

@@ -63,7 +63,9 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
 
 def kv_shares(fields: EngineFields) -> tuple[float | None, float | None]:
     """Return the shares of the cache that running requests hold, and that are not free."""
-    size, pages, page = (count(one) for one in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size))
+    size, pages, page = (
+        count(gauge) for gauge in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size)
+    )
     if not size or pages is None:
         return None, None
     free = pages * (1 if page is None else page)

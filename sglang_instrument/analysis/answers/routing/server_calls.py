@@ -82,9 +82,11 @@ def _made(run: Run) -> pl.DataFrame:
 
 def _named(calls: pl.DataFrame) -> pl.DataFrame:
     """Give each call the name of its server: one name for a process, and one row for each cache."""
-    own = pl.col("server")
+    known_name = pl.col("server")
     by_address = (
-        calls.drop_nulls(["server", "address"]).group_by("address").agg(known=own.mode().sort().first())
+        calls.drop_nulls(["server", "address"])
+        .group_by("address")
+        .agg(known=known_name.mode().sort().first())
     )
     calls = calls.join(by_address, on="address", how="left", maintain_order="left")
     name = pl.coalesce("server", "known", "address")
@@ -102,9 +104,9 @@ def _called(run: Run) -> pl.DataFrame:
     files = [file for file in run.files if file.place is not None and file.place.folder != "engine"]
     table = pl.DataFrame(list(_rows(run, files)), schema=_CALLER, orient="row", strict=False)
     reported = [name for name in _CALLER if name.startswith("reported_") or name == "address"]
-    told = table.group_by("rid").agg(pl.col(name).drop_nulls().first() for name in reported)
+    of_replies = table.group_by("rid").agg(pl.col(name).drop_nulls().first() for name in reported)
     outermost = table.sort("caller_sec", descending=True).unique("rid", keep="first", maintain_order=True)
-    return outermost.drop(reported).join(told, on="rid", how="left", maintain_order="left")
+    return outermost.drop(reported).join(of_replies, on="rid", how="left", maintain_order="left")
 
 
 def _rows(run: Run, files: list[File]) -> Iterator[tuple[Any, ...]]:

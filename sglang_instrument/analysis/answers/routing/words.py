@@ -28,34 +28,36 @@ _NO_CACHE: Final = (
 )
 
 
-def balance_words(told: dict[str, Any]) -> str:
+def balance_words(balance: dict[str, Any]) -> str:
     """Return the answer of `load.balance` as a sentence; "" if no server is known."""
-    if told["times_mean"] is None:
-        return "balance: one server, so nothing to compare" if told["servers"] == 1 else ""
+    if balance["times_mean"] is None:
+        return "balance: one server, so nothing to compare" if balance["servers"] == 1 else ""
     return (
-        f"balance: {told['busiest']} had the most work, {told['times_mean']:.2f} times the mean of "
-        f"{told['servers']} servers"
+        f"balance: {balance['busiest']} had the most work, {balance['times_mean']:.2f} times the mean of "
+        f"{balance['servers']} servers"
     )
 
 
-def affinity_words(kept: dict[str, Any]) -> list[str]:
+def affinity_words(affinity: dict[str, Any]) -> list[str]:
     """Return the answer of `conversations.affinity` as sentences; none without later calls."""
-    if not kept["later_calls"]:
+    if not affinity["later_calls"]:
         return []
     lines = [
-        f"conversations: {kept['stayed']:,} of {kept['later_calls']:,} later calls "
-        f"({_percent(kept['stayed_share'])} %) went to the server of the call before"
+        f"conversations: {affinity['stayed']:,} of {affinity['later_calls']:,} later calls "
+        f"({_percent(affinity['stayed_share'])} %) went to the server of the call before"
     ]
     shares = {
         "after a call of its own": "cached_share_stayed",
         "after a call of another": "cached_share_moved",
     }
-    hits = [f"{_percent(kept[key])} % {words}" for words, key in shares.items() if kept[key] is not None]
+    hits = [
+        f"{_percent(affinity[key])} % {words}" for words, key in shares.items() if affinity[key] is not None
+    ]
     if hits:
-        again = kept["read_again_tokens"]
+        again = affinity["read_again_tokens"]
         rest = "" if again is None else f"; {again:,} tokens that a server had seen before were read again"
         lines.append(f"in the server's cache: {', '.join(hits)}{rest}")
-        if kept["cached_share_stayed"] == 0:
+        if affinity["cached_share_stayed"] == 0:
             lines.append(_NO_CACHE)
     return lines
 
@@ -78,11 +80,11 @@ def no_cache_words(turns: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def bars(loads: pl.DataFrame) -> dict[str | None, str]:
     """Return `load.load_by_slice` as a sparkline for each server; a slice without calls is a space."""
-    own: dict[str | None, list[float]] = {}
+    of_servers: dict[str | None, list[float]] = {}
     for server, load in loads.sort("slice").select("server", "load").iter_rows():
-        own.setdefault(server, []).append(load)
-    highest = max((load for one in own.values() for load in one), default=0.0)
-    return {server: sparkline(one, highest) for server, one in own.items()}
+        of_servers.setdefault(server, []).append(load)
+    highest = max((load for loads_of_server in of_servers.values() for load in loads_of_server), default=0.0)
+    return {server: sparkline(loads_of_server, highest) for server, loads_of_server in of_servers.items()}
 
 
 def _percent(share: float) -> str:

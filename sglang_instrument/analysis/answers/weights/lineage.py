@@ -105,9 +105,15 @@ def lineage_of(spans: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of `lineage` from both tables."""
     of_schedulers = _histories(spans)
     rows = []
-    for (scheduler,), own in calls.drop_nulls("scheduler").group_by("scheduler", maintain_order=True):
+    for (scheduler,), of_scheduler in calls.drop_nulls("scheduler").group_by(
+        "scheduler", maintain_order=True
+    ):
         history = of_schedulers.get(str(scheduler))
-        rows += [_unknown(call) for call in own.to_dicts()] if history is None else _rows(history, own)
+        rows += (
+            [_unknown(call) for call in of_scheduler.to_dicts()]
+            if history is None
+            else _rows(history, of_scheduler)
+        )
     return pl.DataFrame(rows, schema=_COLUMNS, strict=False).sort("start_us", "rid")
 
 
@@ -152,18 +158,20 @@ def _rows(history: _Weights, calls: pl.DataFrame) -> list[dict[str, Any]]:
     prefixes = _Prefixes(history)
     ordered = calls.with_columns(at=pl.coalesce("admitted_us", "start_us")).sort("at", "rid")
     for call in ordered.to_dicts():
-        at, end = call["at"], max(call["end_us"] or call["at"], call["at"])
-        first, last = history.done_by(at), history.done_by(end)
-        kept = history.kept_from(at)
-        stale = prefixes.stale(call, first, kept)
+        admitted, end = call["at"], max(call["end_us"] or call["at"], call["at"])
+        first, last = history.done_by(admitted), history.done_by(end)
+        updates_at_flush = history.kept_from(admitted)
+        stale = prefixes.stale(call, first, updates_at_flush)
         rows.append(
             {
                 **_unknown(call),
                 "first_weights": history.name(first),
                 "weights": history.name(last),
                 "updates_during": last - first,
-                "prefix_weights": history.name(min(kept, first)) if call["cached_tokens"] else None,
-                "updates_since_flush": max(0, first - kept),
+                "prefix_weights": history.name(min(updates_at_flush, first))
+                if call["cached_tokens"]
+                else None,
+                "updates_since_flush": max(0, first - updates_at_flush),
                 "stale_least": stale[0],
                 "stale_most": stale[1],
                 "label_is_wrong": _is_wrong(history, call, end),
@@ -185,7 +193,9 @@ class _Prefixes:
         self._running: list[tuple[int, int]] = []  # end, prompt tokens: of calls that may still write
         self._of_prompts: dict[int, tuple[int, int]] = {}  # by the node at which a prompt ends
 
-    def stale(self, call: dict[str, Any], updates: int, kept: int) -> tuple[int | None, int | None]:
+    def stale(
+        self, call: dict[str, Any], updates: int, updates_at_flush: int
+    ) -> tuple[int | None, int | None]:
         """Return the least and the most tokens of older weights in the prefix of the next call."""
         if updates != self._updates:
             self._change(updates)
@@ -194,7 +204,7 @@ class _Prefixes:
         most: int | None = 0
         if cached is None:
             least = most = None
-        elif updates > kept:
+        elif updates > updates_at_flush:
             is_old = node is not None and self._highest is not None and node <= self._highest
             most = cached
             least = cached if is_old or self._from is None else min(cached, self._from)
@@ -223,10 +233,10 @@ class _Prefixes:
     def _change(self, updates: int) -> None:
         """Begin with new weights: only calls that run on compute with them, from behind their prompts."""
         changed = self._history.begun[updates - 1]
-        self._running = [one for one in self._running if one[0] > changed]
+        self._running = [call for call in self._running if call[0] > changed]
         self._from = min((prompt for _, prompt in self._running), default=None)
-        there = (node for at, node in self._nodes if at <= changed)
-        self._updates, self._highest = updates, max(there, default=self._highest)
+        nodes = (node for time_us, node in self._nodes if time_us <= changed)
+        self._updates, self._highest = updates, max(nodes, default=self._highest)
         self._of_prompts.clear()
         self._nodes.clear()
 
@@ -240,7 +250,7 @@ def _is_wrong(history: _Weights, call: dict[str, Any], end: int) -> bool | None:
     earliest, latest = history.done_by(end - _AT_ONCE_US), history.begun_by(end + _AT_ONCE_US)
     if label is None or not any(history.versions):
         return None
-    possible = [history.versions[one - 1] for one in range(max(earliest, 1), latest + 1)]
+    possible = [history.versions[update - 1] for update in range(max(earliest, 1), latest + 1)]
     if earliest == 0:  # the version before the first update is not logged, but it is not a later one
         later = {version for version in history.versions[latest:] if version is not None}
         return label in later - {version for version in possible if version is not None}

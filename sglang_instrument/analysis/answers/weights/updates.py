@@ -87,14 +87,14 @@ def _groups(spans: list[Row]) -> list[list[Row]]:
     reach, paused, version = 0, False, None
     for span in spans:
         apart = span["start_us"] > reach + (_LONGEST_PAUSE_US if paused else _APART_US)
-        own = span["weight_version"]
+        logged = span["weight_version"]
         apart = apart or (span["part"] == "pause" and span["start_us"] > reach + _APART_US)
-        is_next = own is not None and version is not None and own != version
+        is_next = logged is not None and version is not None and logged != version
         if not groups or apart or (is_next and span["start_us"] >= reach):
             groups.append([])
             reach, paused, version = 0, False, None
         groups[-1].append(span)
-        version = version or own
+        version = version or logged
         reach = max(reach, span["end_us"])
         if span["part"] in ("pause", "resume"):
             paused = span["part"] == "pause"
@@ -113,7 +113,7 @@ def _update(number: int, group: list[Row]) -> Row:
         "start_us": start,
         "end_us": end,
         "duration_sec": (end - start) / 1e6,
-        **{f"{part}_sec": _covered_sec(own) if own else None for part, own in parts.items()},
+        **{f"{part}_sec": _covered_sec(spans) if spans else None for part, spans in parts.items()},
         "is_done": not any(span["is_done"] is False for span in parts["transfer"]),
         "servers": servers,
         **_last(servers),
@@ -130,20 +130,23 @@ def by_server(group: list[Row]) -> list[Row]:
         transfer; is_done.
     """
     transfers = _transfers(group)
-    level = next((one for one in _LEVELS if any(span["role"] == one for span in transfers)), None)
-    own: dict[str, list[Row]] = {}
+    level = next((role for role in _LEVELS if any(span["role"] == role for span in transfers)), None)
+    of_servers: dict[str, list[Row]] = {}
     for span in group:
         if level is None or span["role"] == level:
-            own.setdefault(_server_of(span), []).append(span)
+            of_servers.setdefault(_server_of(span), []).append(span)
     rows = []
-    for server, spans in own.items():
+    for server, spans in of_servers.items():
         moved = [span for span in spans if _is_transfer(span) and not span["is_whole"]]
         if moved:
             parts = {part: [span for span in spans if span["part"] == part] for part in PARTS}
             rows.append(
                 {
                     "server": server,
-                    **{f"{part}_sec": _covered_sec(one) if one else None for part, one in parts.items()},
+                    **{
+                        f"{part}_sec": _covered_sec(part_spans) if part_spans else None
+                        for part, part_spans in parts.items()
+                    },
                     "start_us": min(span["start_us"] for span in moved),
                     "end_us": max(span["end_us"] for span in moved),
                     "is_done": not any(span["is_done"] is False for span in moved),
@@ -171,7 +174,7 @@ def _last(servers: list[Row]) -> Row:
 def _covered_sec(spans: list[Row]) -> float:
     """Return the time that at least one of these spans covers."""
     covered, reach = 0, 0
-    for span in sorted(spans, key=lambda one: one["start_us"]):
+    for span in sorted(spans, key=lambda span_begun: span_begun["start_us"]):
         covered += max(0, span["end_us"] - max(span["start_us"], reach))
         reach = max(reach, span["end_us"])
     return covered / 1e6

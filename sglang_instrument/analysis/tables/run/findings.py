@@ -20,9 +20,9 @@ def _make(run: Run) -> pl.DataFrame:
     from sglang_instrument.analysis.answers.as_json import as_json
     from sglang_instrument.analysis.verdict.verdict import findings_of
 
-    found = findings_of(run)
+    all_findings = findings_of(run)
     return FINDINGS.of_rows(
-        {**asdict(finding), "evidence": as_json(finding.evidence).decode()} for finding in found
+        {**asdict(finding), "evidence": as_json(finding.evidence).decode()} for finding in all_findings
     )
 
 
