@@ -8,14 +8,14 @@ from typing import Final
 from sglang_instrument import __version__
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.rewriting.sites import Site
-from sglang_instrument.patching.tables.regions import Table
+from sglang_instrument.patching.tables.regions import PatchTable
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.static_lookup import entries, stored_attribute
 
 _DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer only once it is imported
 
 
-def coverage_of(table: Table, sites: Iterable[Site]) -> str:
+def coverage_of(table: PatchTable, sites: Iterable[Site]) -> str:
     """Return how many events of a table will be recorded; "" if its trainer is not installed."""
     expected = [site for site in sites if site.expected and not site.region.settings]
     if not (expected and _is_here(table)):
@@ -28,7 +28,7 @@ def coverage_of(table: Table, sites: Iterable[Site]) -> str:
     return f"{table.name}{of}: {len(events - lost)} of {len(events)} events{missing}"
 
 
-def _is_here(table: Table) -> bool:
+def _is_here(table: PatchTable) -> bool:
     """Return whether the table's trainer is installed, or can be imported from `sys.path`."""
     if table.trainer == "demo":
         return _DEMO in sys.modules
@@ -47,7 +47,7 @@ def _can_be_imported(package: str) -> bool:
     return stored_attribute(spec, "origin") is not None  # no origin: only a folder has that name
 
 
-def packages_outside(tables: Iterable[Table]) -> set[str]:
+def packages_outside(tables: Iterable[PatchTable]) -> set[str]:
     """Return the packages of the targets, except this package, which has the demo's targets."""
     modules = {module.partition(".")[0] for table in tables for module in table.modules}
     return modules - {"sglang_instrument"}

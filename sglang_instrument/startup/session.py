@@ -22,7 +22,7 @@ from sglang_instrument.patching.probes.tracker_probe import feed_trackers
 from sglang_instrument.patching.rewriting.patcher import Patcher
 from sglang_instrument.patching.rewriting.sites import Site
 from sglang_instrument.patching.tables.reading import load_tables
-from sglang_instrument.patching.tables.regions import Table
+from sglang_instrument.patching.tables.regions import PatchTable
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.keep.presence import Presence
 from sglang_instrument.recording.measure import identity, open_spans, ray_actor, spans
@@ -232,7 +232,7 @@ class Session:
             f"sglang_instrument {__version__}: {coverage} -> {self.config.folder}{shared if unnamed else ''}"
         )
 
-    def _all_sites(self) -> Iterator[tuple[Table, Site]]:
+    def _all_sites(self) -> Iterator[tuple[PatchTable, Site]]:
         sites = self._sites_by_table()
         return ((table, site) for table in self._tables for site in sites.get(table.name, []))
 
@@ -309,7 +309,7 @@ def _is_answer(site: Site) -> bool:
     return site.state == "found" or (site.expected and site.state != "pending")
 
 
-def _described(table: Table, site: Site) -> dict[str, Any]:
+def _described(table: PatchTable, site: Site) -> dict[str, Any]:
     described = {
         "table": table.name,
         "event": site.region.event,

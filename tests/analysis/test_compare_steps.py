@@ -11,7 +11,7 @@ import pytest
 from sglang_instrument.analysis import Digest, compare_runs, open_run, step_table
 from sglang_instrument.analysis.changes.compare import Comparison, Condition, comparison_of
 from sglang_instrument.analysis.changes.metrics import step_values
-from sglang_instrument.analysis.changes.statistics import Difference, difference
+from sglang_instrument.analysis.changes.statistics import MetricRatio, difference
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
@@ -115,4 +115,4 @@ def test_a_condition_on_what_no_run_has_is_not_measured(
 
 
 def test_without_steps_there_is_no_difference() -> None:
-    assert difference([], [1.0]) == Difference(None, pytest.approx(1.0), 0)
+    assert difference([], [1.0]) == MetricRatio(None, pytest.approx(1.0), 0)

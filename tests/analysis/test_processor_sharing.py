@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_instrument.analysis.timing.processor_sharing import NEVER, Call, Caller, Rules, Served, serve
+from sglang_instrument.analysis.timing.processor_sharing import NEVER, SharedCall, Caller, SharingRules, Served, serve
 
 ticks = st.integers(0, 40).map(lambda tick: tick / 8)
 planned_calls = st.lists(st.tuples(ticks, ticks, st.integers(1, 60).map(float)), min_size=1, max_size=3)
 all_rules = st.builds(
-    Rules,
+    SharingRules,
     token_sec=st.sampled_from([0.013, 0.1]),
     crowd_sec=st.sampled_from([0.0, 0.017]),
     limit=st.sampled_from([None, 1, 2, 3]),
@@ -20,14 +20,14 @@ all_rules = st.builds(
 )
 
 
-def played(plans: list[list[tuple[float, float, float]]], cuts: list[float], rules: Rules) -> list[float]:
+def played(plans: list[list[tuple[float, float, float]]], cuts: list[float], rules: SharingRules) -> list[float]:
     """Return when each caller ends by the engine: of the wait, prefill and work of its calls."""
     ends = list(cuts)
 
     def caller(number: int) -> Caller:
         now = 0.0
         for wait_sec, prefill_sec, work in plans[number]:
-            served: Served = yield Call(now + wait_sec + number * 1e-3, prefill_sec, work)
+            served: Served = yield SharedCall(now + wait_sec + number * 1e-3, prefill_sec, work)
             assert served.admitted <= served.first <= served.end
             now = served.end
         ends[number] = now
@@ -50,7 +50,7 @@ class Plain:
     end: float = NEVER
 
 
-def plain(plans: list[list[tuple[float, float, float]]], cuts: list[float], rules: Rules) -> list[float]:
+def plain(plans: list[list[tuple[float, float, float]]], cuts: list[float], rules: SharingRules) -> list[float]:
     """Return the same by a loop over all callers that knows no heap, no clock of tokens, and no numbers."""
     callers = [
         Plain(list(calls), number, cut) for number, (calls, cut) in enumerate(zip(plans, cuts, strict=True))
@@ -127,7 +127,7 @@ def plain(plans: list[list[tuple[float, float, float]]], cuts: list[float], rule
     st.lists(st.tuples(planned_calls, st.sampled_from([NEVER, NEVER, 2.003, 9.007])), max_size=6), all_rules
 )
 def test_it_serves_as_a_plain_loop_does(
-    planned: list[tuple[list[tuple[float, float, float]], float]], rules: Rules
+    planned: list[tuple[list[tuple[float, float, float]], float]], rules: SharingRules
 ) -> None:
     plans, cuts = [plan for plan, _ in planned], [cut for _, cut in planned]
     assert played(plans, cuts, rules) == pytest.approx(plain(plans, cuts, rules), abs=1e-6)
@@ -135,8 +135,8 @@ def test_it_serves_as_a_plain_loop_does(
 
 def test_a_call_that_is_cut_makes_room_for_the_next() -> None:
     plans = [[(0.0, 0.0, 100.0)], [(0.0, 0.0, 100.0)]]
-    assert played(plans, [2.0, NEVER], Rules(0.1, limit=1)) == pytest.approx([2.0, 12.0])
+    assert played(plans, [2.0, NEVER], SharingRules(0.1, limit=1)) == pytest.approx([2.0, 12.0])
 
 
 def test_an_engine_that_takes_no_time_ends_calls_at_once() -> None:
-    assert played([[(1.0, 0.0, 100.0)]], [NEVER], Rules(0.0)) == [1.0]
+    assert played([[(1.0, 0.0, 100.0)]], [NEVER], SharingRules(0.0)) == [1.0]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_instrument.analysis.changes.replay import Call, Request, replay
+from sglang_instrument.analysis.changes.replay import ReplayedCall, ReplayedRequest, replay
 from sglang_instrument.analysis.changes.replicas import Replicas, with_replicas
 from sglang_instrument.analysis.changes.serving import Serving, serving_of
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
@@ -27,7 +27,7 @@ def test_calls_that_come_at_once_end_as_a_plain_queue_at_each_engine_has_it(
 ) -> None:
     # A constant speed, and engines that get every n-th call: each slot takes the next one in its queue.
     speed = EngineSpeed(token_sec=0.01)
-    made = [Request(0.0, [Call(1e-6 * number, 0.0, tokens)], 0.0) for number, tokens in enumerate(work)]
+    made = [ReplayedRequest(0.0, [ReplayedCall(1e-6 * number, 0.0, tokens)], 0.0) for number, tokens in enumerate(work)]
     ends = []
     free = [[0.0] * limit for _ in range(engines)]
     for number, tokens in enumerate(work):

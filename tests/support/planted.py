@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from sglang_instrument.patching.tables.reading import parse_table
-from sglang_instrument.patching.tables.regions import Region, Table
+from sglang_instrument.patching.tables.regions import Region, PatchTable
 
 
 class Notes(list[tuple[Any, ...]]):
@@ -78,7 +78,7 @@ def plant(folder: Path, source: str, name: str = "planted_module") -> ModuleType
     return importlib.import_module(name)
 
 
-def table(*patches: dict[str, Any], module: str = "planted_module", name: str = "planted") -> Table:
+def table(*patches: dict[str, Any], module: str = "planted_module", name: str = "planted") -> PatchTable:
     """Return a table as if read from its file."""
     return parse_table(name, {"trainer": "planted", "module": module, "patch": list(patches)})
 

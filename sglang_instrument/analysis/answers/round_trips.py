@@ -44,7 +44,7 @@ _CLOCKS: Final[dict[str, Any]] = {
 
 
 @dataclass
-class _Call:
+class _CallSpan:
     """The outermost span of a process that names an engine request; times are microseconds."""
 
     process: str
@@ -99,23 +99,23 @@ def _read_round_trips(run: Run) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_PAIRS)
 
 
-def _calls(run: Run, files: list[File]) -> dict[str, _Call]:
+def _calls(run: Run, files: list[File]) -> dict[str, _CallSpan]:
     """Return the call of each `rid`."""
-    calls: dict[str, _Call] = {}
+    calls: dict[str, _CallSpan] = {}
     for file, line, fields in iter_records(run, files, keys=("rid",)):
         if not isinstance(fields.rid, str) or line.duration_sec is None:
             continue
-        call = _Call(_name(file), line.start_us or 0, line.end_us, line.error is not None)
+        call = _CallSpan(_name(file), line.start_us or 0, line.end_us, line.error is not None)
         before = calls.get(fields.rid)
         calls[fields.rid] = call if before is None else _outer(before, call)
     return calls
 
 
-def _outer(earlier: _Call, other: _Call) -> _Call:
+def _outer(earlier: _CallSpan, other: _CallSpan) -> _CallSpan:
     """Return the span that contains the other; two disjoint ones, as of a resumed request, are doubtful."""
     outer, inner = sorted((earlier, other), key=lambda call: call.start - call.end)
     around = outer.process == inner.process and outer.start <= inner.start and inner.end <= outer.end + 1
-    return _Call(outer.process, outer.start, outer.end, earlier.doubtful or other.doubtful or not around)
+    return _CallSpan(outer.process, outer.start, outer.end, earlier.doubtful or other.doubtful or not around)
 
 
 def _sure_end(line: Line, fields: EngineFields) -> int:

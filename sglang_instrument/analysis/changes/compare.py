@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.changes.metrics import METRICS, Values, step_values
 from sglang_instrument.analysis.changes.prompts import same_prompts
-from sglang_instrument.analysis.changes.statistics import Difference, difference, first_is_cold, holm
+from sglang_instrument.analysis.changes.statistics import MetricRatio, difference, first_is_cold, holm
 from sglang_instrument.analysis.run.opening import Run
 
 #: A difference that counts: two runs are the same in a metric if the interval lies within it, up and down.
@@ -53,7 +53,7 @@ class Comparison:
     cold: bool
     other_cold: bool
     paired: bool
-    differences: dict[str, Difference]
+    differences: dict[str, MetricRatio]
     common: bool = False
     left_out: int = 0
     other_left_out: int = 0
@@ -82,7 +82,7 @@ class Comparison:
         All conditions together err in nominally 3 % of comparisons (`ALPHA`).
         """
         ratios = [
-            self.differences.get(condition.metric, Difference(None, None, 0)) for condition in conditions
+            self.differences.get(condition.metric, MetricRatio(None, None, 0)) for condition in conditions
         ]
         p_values = [measured.p_value(asked.limit) for measured, asked in zip(ratios, conditions, strict=True)]
         levels = holm(p_values, [1.0] * len(ratios))
@@ -147,7 +147,7 @@ def _weights(metrics: Collection[str]) -> list[float]:
     return [max(1.0, len(metrics) - 1.0) if metric == MAIN_METRIC else 1.0 for metric in metrics]
 
 
-def _row(metric: str, measured: Difference, level: float) -> dict[str, Any]:
+def _row(metric: str, measured: MetricRatio, level: float) -> dict[str, Any]:
     low, high = measured.interval(level) or (None, None)
     return {
         "metric": metric,
@@ -163,7 +163,7 @@ def _row(metric: str, measured: Difference, level: float) -> dict[str, Any]:
     }
 
 
-def _verdict(measured: Difference, level: float) -> Verdict:
+def _verdict(measured: MetricRatio, level: float) -> Verdict:
     if measured.ratio is None:
         return "only in A" if measured.other is None else "only in B"
     if measured.p_value() <= level:
@@ -174,7 +174,7 @@ def _verdict(measured: Difference, level: float) -> Verdict:
     return "too few steps"
 
 
-def _answer(asked: Condition, measured: Difference, p_value: float, level: float) -> dict[str, Any]:
+def _answer(asked: Condition, measured: MetricRatio, p_value: float, level: float) -> dict[str, Any]:
     low, high = measured.interval(level) or (None, None)
     return {
         "condition": str(asked),
@@ -186,7 +186,7 @@ def _answer(asked: Condition, measured: Difference, p_value: float, level: float
     }
 
 
-def _outcome(asked: Condition, measured: Difference, differs: bool) -> Outcome:
+def _outcome(asked: Condition, measured: MetricRatio, differs: bool) -> Outcome:
     if measured.ratio is None:
         return "not measured"
     if not differs:

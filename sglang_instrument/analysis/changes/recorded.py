@@ -7,7 +7,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.steps import STEP_OF_WORKER
 from sglang_instrument.analysis.changes.queueing import admissions
-from sglang_instrument.analysis.changes.replay import Call, Request, work_of
+from sglang_instrument.analysis.changes.replay import ReplayedCall, ReplayedRequest, work_of
 from sglang_instrument.analysis.changes.rules import Recorded
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit
@@ -19,7 +19,7 @@ _OF_TURN: Final = ("start_us", "engine_sec", "prefill_share", "response_tokens",
 _OF_REQUEST: Final = ("start_us", "begin", "was", "engine_sec", "response_tokens", "reward_sec", *_OF_ANSWERS)
 
 
-class _Turn(NamedTuple):
+class _RecordedTurn(NamedTuple):
     """A call as it was recorded, and the seconds that answered it; `start` since the step's begin."""
 
     start: float
@@ -83,20 +83,20 @@ def _turns(digest: Digest, fit: Fit) -> pl.DataFrame:
     return turns.with_columns(pl.col("prefill_share").fill_null(0.0)).sort(*_REQUEST, "start_us")
 
 
-def _complete(request: tuple[Any, ...], logged: list[Any]) -> list[_Turn]:
+def _complete(request: tuple[Any, ...], logged: list[Any]) -> list[_RecordedTurn]:
     """Return the turns of a request, with what only the request knows of its tokens and answers."""
     start_us, begin, was, engine_sec, tokens, reward_sec, *answers = request
     if not logged and engine_sec:  # its turns have no number
         logged = [(start_us, engine_sec, 0.0, tokens, *(0.0 for _ in ANSWERS))]
     turns = [
-        _Turn(begin + (at_us - start_us) / 1e6, sec, share, of_turn, list(answered))
+        _RecordedTurn(begin + (at_us - start_us) / 1e6, sec, share, of_turn, list(answered))
         for at_us, sec, share, of_turn, *answered in logged
     ]
     _share_answers(turns, answers, was - (reward_sec or 0.0))
     return _with_tokens(turns, tokens)
 
 
-def _share_answers(turns: list[_Turn], answers: Sequence[float], until: float) -> None:
+def _share_answers(turns: list[_RecordedTurn], answers: Sequence[float], until: float) -> None:
     """Add the seconds of tools that have no turn's number to the turns, by the time after each call."""
     if not turns:
         return
@@ -113,7 +113,7 @@ def _share_answers(turns: list[_Turn], answers: Sequence[float], until: float) -
             turn.answers[kind] += missing * share
 
 
-def _with_tokens(turns: list[_Turn], tokens: int | None) -> list[_Turn]:
+def _with_tokens(turns: list[_RecordedTurn], tokens: int | None) -> list[_RecordedTurn]:
     """Share the tokens of a request over its calls without a number of tokens, by their seconds."""
     unknown = sum(turn.engine_sec for turn in turns if turn.tokens is None)
     if tokens is None or not unknown:
@@ -125,7 +125,7 @@ def _with_tokens(turns: list[_Turn], tokens: int | None) -> list[_Turn]:
     ]
 
 
-def _calls(turns: Sequence[_Turn], speed: EngineSpeed, limit: int | None) -> list[Call]:
+def _calls(turns: Sequence[_RecordedTurn], speed: EngineSpeed, limit: int | None) -> list[ReplayedCall]:
     """Return the calls of one engine; the wait before a call is not known yet."""
     begun = admissions([turn.start for turn in turns], [turn.end for turn in turns], limit)
     prefills = [turn.prefill_share * (turn.end - begin) for turn, begin in zip(turns, begun, strict=True)]
@@ -133,10 +133,10 @@ def _calls(turns: Sequence[_Turn], speed: EngineSpeed, limit: int | None) -> lis
         (begin, begin + prefill, turn.end)
         for turn, begin, prefill in zip(turns, begun, prefills, strict=True)
     ]
-    return [Call(0.0, *each) for each in zip(prefills, work_of(spans, speed), strict=True)]
+    return [ReplayedCall(0.0, *each) for each in zip(prefills, work_of(spans, speed), strict=True)]
 
 
-def _recorded(request: tuple[Any, ...], turns: Sequence[_Turn], calls: list[Call]) -> Recorded:
+def _recorded(request: tuple[Any, ...], turns: Sequence[_RecordedTurn], calls: list[ReplayedCall]) -> Recorded:
     _, begin, was, _, _, reward_sec, *_ = request
     now = begin
     for turn, call in zip(turns, calls, strict=True):
@@ -144,5 +144,5 @@ def _recorded(request: tuple[Any, ...], turns: Sequence[_Turn], calls: list[Call
         now = turn.end + sum(turn.answers)
     answers = {kind: [turn.answers[number] for turn in turns] for number, kind in enumerate(ANSWERS)}
     return Recorded(
-        Request(begin, calls, was - now), [turn.tokens or 0 for turn in turns], answers, reward_sec
+        ReplayedRequest(begin, calls, was - now), [turn.tokens or 0 for turn in turns], answers, reward_sec
     )

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 from sglang_instrument.analysis.timing import processor_sharing
-from sglang_instrument.analysis.timing.processor_sharing import NEVER, Caller, Rules, serve
+from sglang_instrument.analysis.timing.processor_sharing import NEVER, Caller, SharingRules, serve
 
 
 @dataclass
-class Call:
+class ReplayedCall:
     """An engine call.
 
     Attributes:
@@ -28,14 +28,14 @@ class Call:
 
 
 @dataclass
-class Request:
+class ReplayedRequest:
     """A request: `begin` in seconds, its calls, and `rest_sec` from the end of the last one to its own.
 
     It is cut `most_sec` after its begin.
     """
 
     begin: float
-    calls: list[Call]
+    calls: list[ReplayedCall]
     rest_sec: float
     most_sec: float = NEVER
 
@@ -67,7 +67,7 @@ def _rate(speed: EngineSpeed, crowd: int) -> float:
 
 
 def replay(
-    requests: Sequence[Request], speed: EngineSpeed, limit: int | None = None, engines: int = 1
+    requests: Sequence[ReplayedRequest], speed: EngineSpeed, limit: int | None = None, engines: int = 1
 ) -> list[float]:
     """Return when each request ends.
 
@@ -79,14 +79,14 @@ def replay(
     """
     ends = [request.begin + request.most_sec for request in requests]
     callers = (_calls(number, request, ends) for number, request in enumerate(requests))
-    serve(callers, Rules(speed.token_sec, speed.crowd_sec, limit, engines), list(ends))
+    serve(callers, SharingRules(speed.token_sec, speed.crowd_sec, limit, engines), list(ends))
     return ends
 
 
-def _calls(number: int, request: Request, ends: list[float]) -> Caller:
+def _calls(number: int, request: ReplayedRequest, ends: list[float]) -> Caller:
     """Make the calls of a request, and write down when it ends."""
     now = request.begin
     for call in request.calls:
-        served = yield processor_sharing.Call(now + call.wait_sec, call.prefill_sec, call.work)
+        served = yield processor_sharing.SharedCall(now + call.wait_sec, call.prefill_sec, call.work)
         now = served.end
     ends[number] = min(now + request.rest_sec, ends[number])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sglang_instrument.analysis.changes.replay import Call, Request
+from sglang_instrument.analysis.changes.replay import ReplayedCall, ReplayedRequest
 
 _FOREVER: Final = float("inf")
 
@@ -45,7 +45,7 @@ class Recorded:
         reward_sec: Of its reward, a part of the rest.
     """
 
-    request: Request
+    request: ReplayedRequest
     tokens: list[int]
     answers: dict[str, list[float]]
     reward_sec: float
@@ -59,7 +59,7 @@ class Factors:
     others: float = 1.0
 
 
-def under(recorded: Recorded, rules: Rules, factors: Factors) -> tuple[Request, bool]:
+def under(recorded: Recorded, rules: Rules, factors: Factors) -> tuple[ReplayedRequest, bool]:
     """Return a request under the rules, and whether it ends early."""
     shares = kept_shares(recorded.tokens, rules)
     allowed = [share for share in shares if share]
@@ -68,7 +68,7 @@ def under(recorded: Recorded, rules: Rules, factors: Factors) -> tuple[Request, 
     for number, (call, share) in enumerate(zip(recorded.request.calls, allowed, strict=False)):
         wait = max(0.0, (call.wait_sec + answer) * factors.others)
         work = call.work * share * factors.engine
-        calls.append(Call(wait, call.prefill_sec * factors.engine, work))
+        calls.append(ReplayedCall(wait, call.prefill_sec * factors.engine, work))
         answer = sum(after[number] * rules.scale.get(kind, 1.0) for kind, after in recorded.answers.items())
     saved = recorded.reward_sec * (1 - rules.scale.get("reward", 1.0))
     rest = (recorded.request.rest_sec - saved + (answer if whole else 0.0)) * factors.others

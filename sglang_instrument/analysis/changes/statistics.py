@@ -30,7 +30,7 @@ _MAD_TO_DEVIATION: Final = 1.4826
 
 
 @dataclass(frozen=True)
-class Difference:
+class MetricRatio:
     """The ratio of two runs in one metric.
 
     Attributes:
@@ -107,7 +107,7 @@ class Difference:
         return bool((stdtrit(freedom, 1 - alpha / 2) + stdtrit(freedom, POWER)) * error <= log)
 
 
-def difference(first: Sequence[float], other: Sequence[float], paired: bool = False) -> Difference:
+def difference(first: Sequence[float], other: Sequence[float], paired: bool = False) -> MetricRatio:
     """Return how the steps of a run differ from those of another.
 
     Args:
@@ -116,19 +116,19 @@ def difference(first: Sequence[float], other: Sequence[float], paired: bool = Fa
         paired: Whether the values at one place belong together.
     """
     if not first or not other:
-        return Difference(_mean(first), _mean(other), 0)
+        return MetricRatio(_mean(first), _mean(other), 0)
     logs = [list(map(math.log, values)) for values in (first, other)]
     if paired:
         logs = [[b - a for a, b in zip(*logs, strict=True)]]
     steps = min(map(len, logs))
     means = (_mean(first), _mean(other), steps)
     if steps < 2:
-        return Difference(*means)
+        return MetricRatio(*means)
     squares = [sum(value * value for value in _scatter(each)) for each in logs]
     variances = [square / (len(each) - 1) for square, each in zip(squares, logs, strict=True)]
     parts = [variance / len(each) for variance, each in zip(variances, logs, strict=True)]
     if not any(parts):
-        return Difference(*means, 0.0, float(steps - 1))
+        return MetricRatio(*means, 0.0, float(steps - 1))
     below = sum(part**2 / (len(each) - 1) for part, each in zip(parts, logs, strict=True))
     alike = _autocorrelation(logs)
     wider = _widened(alike, steps)
@@ -141,7 +141,7 @@ def difference(first: Sequence[float], other: Sequence[float], paired: bool = Fa
     fewer = (1 - alike) / (1 + alike)
     freedom = max(min(freedom, steps - 1.0), freedom * fewer)
     error, step_error = (math.sqrt(sum(each) * wider) for each in (parts, variances))
-    return Difference(*means, error, freedom, step_error, max(1.0, len(logs) * fewer))
+    return MetricRatio(*means, error, freedom, step_error, max(1.0, len(logs) * fewer))
 
 
 def first_is_cold(values: Sequence[float]) -> bool:

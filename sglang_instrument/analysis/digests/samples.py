@@ -49,7 +49,7 @@ def sample_rows(records: pl.DataFrame) -> pl.DataFrame:
 
 def _rows(number: int, event: str, facts: Facts) -> list[tuple[Any, ...]]:
     is_consumed = event in _CONSUMING
-    if event == "group_filter" and facts.kept is not False:
+    if event == "group_filter" and facts.is_kept is not False:
         return []
     if not is_consumed and event != SAMPLES_DROPPED and not facts.groups:
         return []

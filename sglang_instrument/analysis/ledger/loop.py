@@ -19,7 +19,7 @@ from sglang_instrument.analysis.ledger.loop_lanes import (
     VALIDATION,
     WEIGHTS,
     WORKS,
-    Lanes,
+    LoopLanes,
     moments,
 )
 
@@ -59,7 +59,7 @@ class Loop:
         moments: Its steps, cut where a lane changes: `loop_lanes.moments`.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: LoopLanes) -> None:
         self.lanes = lanes
         self.moments = moments(lanes)
 

@@ -56,7 +56,7 @@ _UNION: Final = ["validate"]
 
 
 @dataclass(frozen=True, eq=False)
-class Lanes:
+class LoopLanes:
     """The two lanes of a run, on the clock of its workers. Each table is computed once.
 
     Attributes:
@@ -168,7 +168,7 @@ class Lanes:
         return one_at_a_time(table.select("part", "event", *times), []).select(list(_PIECE))
 
 
-def moments(lanes: Lanes) -> pl.DataFrame:
+def moments(lanes: LoopLanes) -> pl.DataFrame:
     """Cut the steps of the loop where any lane changes.
 
     Returns:

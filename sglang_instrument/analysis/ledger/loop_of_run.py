@@ -6,7 +6,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.ledger.loop import Loop
-from sglang_instrument.analysis.ledger.loop_lanes import Lanes
+from sglang_instrument.analysis.ledger.loop_lanes import LoopLanes
 from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.analysis.run.opening import Run
@@ -29,7 +29,7 @@ def loop_of(run: Run, paths: Paths | None = None) -> Loop:
         run: The run.
         paths: Of its workers, if already known.
     """
-    return Loop(Lanes(Paths.of(run.digest) if paths is None else paths, run.everything, _outside(run)))
+    return Loop(LoopLanes(Paths.of(run.digest) if paths is None else paths, run.everything, _outside(run)))
 
 
 def _outside(run: Run) -> pl.DataFrame:

@@ -51,12 +51,12 @@ def marked_lines(chunk: bytes, marks: Iterable[bytes]) -> bytes:
     """Return the lines of a chunk of whole lines that contain one of the marks."""
     lines: dict[int, int] = {}
     for mark in marks:
-        at = chunk.find(mark)
-        while at >= 0:
-            end = chunk.find(b"\n", at)
+        position = chunk.find(mark)
+        while position >= 0:
+            end = chunk.find(b"\n", position)
             end = len(chunk) if end < 0 else end
-            lines[chunk.rfind(b"\n", 0, at) + 1] = end
-            at = chunk.find(mark, end)
+            lines[chunk.rfind(b"\n", 0, position) + 1] = end
+            position = chunk.find(mark, end)
     return b"\n".join(chunk[start:end] for start, end in sorted(lines.items()))
 
 

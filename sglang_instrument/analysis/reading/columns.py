@@ -172,8 +172,8 @@ class Columns:
 
     def _origins_of(self, lines: Sequence[Line], source: int) -> list[int]:
         """Return for each line the number of its origin; in most files all lines have the same."""
-        one = lines[0]
-        worker, step, validate = one.workid, one.step, one.validate
+        first = lines[0]
+        worker, step, validate = first.workid, first.step, first.validate
         if [
             1 for line in lines if line.workid != worker or line.step != step or line.validate is not validate
         ]:
@@ -225,18 +225,18 @@ class Columns:
 
     def _add_fields(self, fields: Sequence[ColumnFields]) -> None:
         lists = self._fields.lists
-        lists["request_id"] += [one.request_id for one in fields]
-        lists["turn"] += [one.turn for one in fields]
-        lists["turns"] += [one.turns for one in fields]
-        lists["finish_reason"] += [one.finish_reason for one in fields]
-        lists["reward"] += [one.reward for one in fields]
+        lists["request_id"] += [logged.request_id for logged in fields]
+        lists["turn"] += [logged.turn for logged in fields]
+        lists["turns"] += [logged.turns for logged in fields]
+        lists["finish_reason"] += [logged.finish_reason for logged in fields]
+        lists["reward"] += [logged.reward for logged in fields]
         lists["response_tokens"] += _all_response_tokens(fields)
         for name, (field, read) in _SELDOM.items():
             lists[name] += _read(fields, field, read)
         groups, indices = _read(fields, "group", label_of), _read(fields, "group_index", label_of)
         lists["group"] += map(_first_of, groups, indices) if any(indices) else groups
         if not self._for_digest:
-            lists["tool"] += [one.tool for one in fields]
+            lists["tool"] += [logged.tool for logged in fields]
 
     def table(self, places: Sequence[Place], position: int) -> pl.DataFrame:
         """Return the columns, and `local`: whether the timestamp has no UTC offset.
@@ -254,7 +254,7 @@ class Columns:
         codes = pl.Series(self._events, dtype=pl.UInt32)
         ids = self._fields.lists["request_id"]
         if int in set(map(type, ids)):
-            self._fields.lists["request_id"] = [one if one is None else str(one) for one in ids]
+            self._fields.lists["request_id"] = [value if value is None else str(value) for value in ids]
         phase, *rare = self._rare.filled()
         usual = _gathered("phase", [kind_of(name).phase for name in self._codes], codes)
         if phase.null_count() == len(phase):
@@ -288,8 +288,8 @@ def _read(fields: Sequence[Any], name: str, read: Callable[[Any], Any]) -> list[
     return [None if value is None else read(value) for value in values] if has_any else values
 
 
-def _first_of(one: str | None, other: str | None) -> str | None:
-    return other if one is None else one
+def _first_of(first: str | None, other: str | None) -> str | None:
+    return other if first is None else first
 
 
 def _gathered(name: str, words: list[str], codes: pl.Series) -> pl.Series:

@@ -139,12 +139,12 @@ class RunFiles(tuple[File, ...]):
     @cached_property
     def controls(self) -> dict[str, list[tuple[File, Control]]]:
         """By event, the control records that newest runs wrote, each with its file, in the order of files."""
-        found: dict[str, list[tuple[File, Control]]] = {}
+        by_event: dict[str, list[tuple[File, Control]]] = {}
         for file in self:
             for control in file.controls:
                 if self.newest.counts(file.folder, control.run_id):
-                    found.setdefault(control.event, []).append((file, control))
-        return found
+                    by_event.setdefault(control.event, []).append((file, control))
+        return by_event
 
     @staticmethod
     def of(files: Sequence[File]) -> "RunFiles":
@@ -168,7 +168,7 @@ def run_begins(files: Sequence[File]) -> dict[str, int]:
             if control.event == LOG_OPENED and control.run_id is not None:
                 run_id = files.launch_of(control.run_id)
                 begun[run_id] = min(control.time_us, begun.get(run_id, control.time_us))
-    return dict(sorted(begun.items(), key=lambda one: one[1]))
+    return dict(sorted(begun.items(), key=lambda launch: launch[1]))
 
 
 def only_run(files: Sequence[File], run_id: str) -> list[File]:
@@ -286,15 +286,15 @@ def headers_of(files: Sequence[File]) -> list[File]:
                     first[key] = control
                 if key not in last or control.time_us >= last[key].time_us:
                     last[key] = control
-    kept: dict[tuple[str, str], list[Control]] = {place: [] for place in names}
+    of_places: dict[tuple[str, str], list[Control]] = {place: [] for place in names}
     for headers in (first, last):
         for (folder, role, *_), header in headers.items():
             was = header.extra
             extra = ControlFields(
                 step_bound=was.step_bound, launch=was.launch, launcher=was.launcher, rank=was.rank
             )
-            kept[folder, role].append(Control(LOG_OPENED, header.run_id, header.time_us, extra))
-    return [File(names[place], 0, 0, controls=controls) for place, controls in kept.items()]
+            of_places[folder, role].append(Control(LOG_OPENED, header.run_id, header.time_us, extra))
+    return [File(names[place], 0, 0, controls=controls) for place, controls in of_places.items()]
 
 
 def ended_paths(files: Sequence[File]) -> set[str]:

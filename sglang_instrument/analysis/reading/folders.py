@@ -60,7 +60,7 @@ def other_files(folder: Path, only: Collection[str] | None = None) -> Iterator[s
         only: As for `log_files`; what lies beside these folders is then left out.
     """
     children = sorted(folder.iterdir())
-    for child in (one for one in children if only is None or one.name in only):
+    for child in (path for path in children if only is None or path.name in only):
         if child.is_dir() and child.name not in _NO_LOGS and is_part(child.name):
             others = sorted(path for path in child.iterdir() if not path.name.endswith(ENDINGS))
             yield from (f"{child.name}/{_named(path)}" for path in others)

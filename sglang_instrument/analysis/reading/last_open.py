@@ -124,7 +124,7 @@ def last_open_reports(files: Sequence[File]) -> list[tuple[File, Control]]:
     counts, ended = newest_run_filter(files), ended_paths(files)
     last = []
     for file in files:
-        reports = _Reports()
+        reports = _LastReports()
         for control in file.controls if file.path not in ended else ():
             if counts(file, control.run_id):
                 reports.take(control)
@@ -139,7 +139,7 @@ def last_said(files: Sequence[File]) -> list[tuple[File, list[dict[str, Any]]]]:
     counts, ended = newest_run_filter(files), ended_paths(files)
     said = []
     for file in files:
-        reports = _Reports()
+        reports = _LastReports()
         for control in file.controls if file.path not in ended else ():
             if counts(file, control.run_id):
                 reports.take(control)
@@ -148,7 +148,7 @@ def last_said(files: Sequence[File]) -> list[tuple[File, list[dict[str, Any]]]]:
 
 
 @dataclass
-class _Reports:
+class _LastReports:
     """The last reports of a process: of old spans, with their places, and of what was open."""
 
     old: Control | None = None
@@ -198,17 +198,17 @@ def _as_span(named: dict[str, Any]) -> dict[str, Any]:
     return {"event": "", **span, "age_sec": named.get("in_sec", named.get("age_sec"))}
 
 
-def _parts(file: File, controls: Sequence[Control]) -> Iterator[tuple[Process, _Reports]]:
+def _parts(file: File, controls: Sequence[Control]) -> Iterator[tuple[Process, _LastReports]]:
     """Yield each process that wrote a file, with its last reports if nothing was closed after them."""
     process: Process | None = None
-    reports = _Reports()
+    reports = _LastReports()
     for control in controls:
         pid = control.extra.pid
         if control.event == LOG_OPENED and file.place is not None and pid is not None:
             opened = (file.place.stem, control.extra.host, pid)
             if process is not None and process != opened:
                 yield process, reports
-            reports = reports if process == opened else _Reports()
+            reports = reports if process == opened else _LastReports()
             process = opened
         else:
             reports.take(control)

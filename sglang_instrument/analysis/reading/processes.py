@@ -12,7 +12,7 @@ from sglang_instrument.regular_files import read_regular
 _MOST_BYTES: Final = 16 * 2**20  # a process with thousands of patches writes less than 1 MiB
 
 
-class _Patch(msgspec.Struct):
+class _PatchState(msgspec.Struct):
     event: str
     state: str
     target: str
@@ -25,7 +25,7 @@ class _Notice(msgspec.Struct):
     times: int
 
 
-class _Process(msgspec.Struct):
+class _ProcessFile(msgspec.Struct):
     """The keys that answers use; others are shown as they are."""
 
     run_id: str | None = None
@@ -36,7 +36,7 @@ class _Process(msgspec.Struct):
     actor: str | None = None
     versions: dict[str, str] = {}
     records: dict[str, int] = {}
-    patches: list[_Patch] = []
+    patches: list[_PatchState] = []
     notices: list[_Notice] = []
     log_closed: bool | None = None
 
@@ -49,7 +49,7 @@ def read_process(path: Path) -> dict[str, Any]:
     """
     try:
         facts = orjson.loads(read_regular(path, _MOST_BYTES))
-        msgspec.convert(facts, _Process)
+        msgspec.convert(facts, _ProcessFile)
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise LogError(str(error)) from None
     assert isinstance(facts, dict)  # noqa: S101 - convert() accepts nothing else

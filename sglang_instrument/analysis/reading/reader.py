@@ -96,12 +96,12 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
             tracked |= TRACKED & events
             tracked |= _keys_in(chunk, tracked)
             begun = 0
-            for at in _where(lines, _KEPT_WITH_FILE & events):
-                line = lines[at]
+            for number in _where(lines, _KEPT_WITH_FILE & events):
+                line = lines[number]
                 if line.event in CONTROL_EVENTS:
-                    last_report.follow(lines[begun:at])
-                    buffer.add(lines[begun:at], place, file, run_id)
-                    begun = at + 1
+                    last_report.follow(lines[begun:number])
+                    buffer.add(lines[begun:number], place, file, run_id)
+                    begun = number + 1
                 fields = typed(line.extra, ControlFields)
                 if line.event == LOG_OPENED:
                     run_id = fields.run_id

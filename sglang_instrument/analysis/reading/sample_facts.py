@@ -23,7 +23,7 @@ class Facts(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
     tokens: int | None = None
     count: int | None = None
-    kept: bool | None = None
+    is_kept: bool | None = msgspec.field(name="kept", default=None)
 
 
 def version_of(value: Any) -> int | None:
@@ -58,7 +58,7 @@ def facts_of(fields: SampleFields) -> str:
         reason=label_of(fields.reason),
         tokens=version_of(fields.tokens),
         count=version_of(fields.count),
-        kept=fields.kept if type(fields.kept) is bool else None,
+        is_kept=fields.is_kept if type(fields.is_kept) is bool else None,
     )
     return msgspec.json.encode(facts).decode()
 
@@ -67,4 +67,4 @@ def _labels(values: Any) -> list[str]:
     """Return the ids in a list, each once and in order; [] if it is no list."""
     if not isinstance(values, list):
         return []
-    return list(dict.fromkeys(one for one in map(label_of, values) if one is not None))
+    return list(dict.fromkeys(label for label in map(label_of, values) if label is not None))

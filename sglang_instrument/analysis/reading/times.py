@@ -27,12 +27,12 @@ def with_times(table: pl.DataFrame) -> pl.DataFrame:
 def _stamps_us(stamps: pl.Series) -> pl.Series:
     """Return timestamps as microseconds since the epoch; null where a timestamp is invalid."""
     usual = stamps.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", time_unit="us", time_zone="UTC", strict=False)
-    found = usual.dt.epoch("us")
-    odd = found.is_null() & stamps.is_not_null()
+    times_us = usual.dt.epoch("us")
+    odd = times_us.is_null() & stamps.is_not_null()
     if not odd.any():
-        return found
+        return times_us
     rows = odd.arg_true()
-    return found.scatter(rows, [epoch_us(stamp) for stamp in stamps.gather(rows)])
+    return times_us.scatter(rows, [epoch_us(stamp) for stamp in stamps.gather(rows)])
 
 
 def epoch_us(timestamp: str) -> int | None:

@@ -17,7 +17,7 @@ NEVER: Final = float("inf")
 _ARRIVES, _PREFILLED, _CUT, _STALLS = range(4)  # in this order, if they happen at the same time
 
 
-class Call(NamedTuple):
+class SharedCall(NamedTuple):
     """A call of an engine, made `at_sec`.
 
     `prefill_sec` passes from its admission to its first token. From there to its end, the count of tokens
@@ -38,11 +38,11 @@ class Served(NamedTuple):
 
 
 #: What makes calls one after the other: it yields each, and is sent when the call was served.
-Caller = Generator[Call, Served, None]
+Caller = Generator[SharedCall, Served, None]
 
 
 @dataclass(frozen=True)
-class Rules:
+class SharingRules:
     """How engines serve calls; all engines are equal.
 
     Attributes:
@@ -60,7 +60,7 @@ class Rules:
     stalls: Sequence[tuple[float, float]] = ()
 
 
-def serve(callers: Iterable[Caller], rules: Rules, cuts: Sequence[float] = ()) -> None:
+def serve(callers: Iterable[Caller], rules: SharingRules, cuts: Sequence[float] = ()) -> None:
     """Run callers to their ends.
 
     Args:
@@ -76,14 +76,14 @@ def serve(callers: Iterable[Caller], rules: Rules, cuts: Sequence[float] = ()) -
 class _Running:
     """A call that an engine has, or that waits for one."""
 
-    call: Call
-    engine: "_Engine"
+    call: SharedCall
+    engine: "_SharingEngine"
     admitted: float = NEVER
     first: float = NEVER
 
 
 @dataclass
-class _Engine:
+class _SharingEngine:
     """An engine: calls that wait, how many it runs, and the ends of those that decode, in tokens."""
 
     last: int  # the call that it was given last
@@ -95,13 +95,13 @@ class _Engine:
 
 
 class _Service:
-    def __init__(self, callers: list[Caller], rules: Rules) -> None:
+    def __init__(self, callers: list[Caller], rules: SharingRules) -> None:
         self._callers, self._rules = callers, rules
         self._limit = NEVER if rules.limit is None else rules.limit
-        self._engines = [_Engine(number - rules.engines) for number in range(rules.engines)]
+        self._engines = [_SharingEngine(number - rules.engines) for number in range(rules.engines)]
         self._running: dict[int, _Running] = {}  # by the number of the caller
         self._ended = [False] * len(callers)
-        self._calls: list[Call | None] = [None] * len(callers)  # the one that each caller makes next
+        self._calls: list[SharedCall | None] = [None] * len(callers)  # the one that each caller makes next
         self._events: list[tuple[float, int, int]] = []
         self._given, self._stalled = 0, False
 
@@ -125,7 +125,7 @@ class _Service:
             else:
                 return
 
-    def _ask(self, number: int, call: Call | None) -> None:
+    def _ask(self, number: int, call: SharedCall | None) -> None:
         """Take the next call of a caller; None if it has ended."""
         self._calls[number] = call
         if call is None:
@@ -133,10 +133,10 @@ class _Service:
         else:
             heapq.heappush(self._events, (call.at_sec, _ARRIVES, number))
 
-    def _token_sec(self, engine: _Engine) -> float:
+    def _token_sec(self, engine: _SharingEngine) -> float:
         return self._rules.token_sec + self._rules.crowd_sec * engine.crowd
 
-    def _next_done(self, engine: _Engine) -> float:
+    def _next_done(self, engine: _SharingEngine) -> float:
         """Return when the next call of an engine is done; forget those of callers that were cut."""
         while engine.decoding and self._ended[engine.decoding[0][1]]:
             heapq.heappop(engine.decoding)
@@ -144,7 +144,7 @@ class _Service:
             return NEVER
         return engine.now + max(0.0, engine.decoding[0][0] - engine.tokens) * self._token_sec(engine)
 
-    def _pass_time(self, engine: _Engine, now: float) -> None:
+    def _pass_time(self, engine: _SharingEngine, now: float) -> None:
         """Let an engine decode until now, before its crowd changes."""
         token_sec = self._token_sec(engine)
         if engine.decoding and token_sec and not self._stalled:
@@ -178,7 +178,7 @@ class _Service:
         engine.queue.append(number)
         self._admit(engine, now)
 
-    def _admit(self, engine: _Engine, now: float) -> None:
+    def _admit(self, engine: _SharingEngine, now: float) -> None:
         """Admit calls while there is room."""
         while engine.queue and engine.crowd < self._limit:
             number = engine.queue.popleft()
@@ -196,7 +196,7 @@ class _Service:
                 ends += end - max(start, now)
         return ends
 
-    def _end(self, engine: _Engine, done: float) -> None:
+    def _end(self, engine: _SharingEngine, done: float) -> None:
         tokens, number = heapq.heappop(engine.decoding)
         engine.tokens, engine.now = tokens, done
         engine.crowd -= 1

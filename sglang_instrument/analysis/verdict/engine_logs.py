@@ -23,16 +23,16 @@ _NUMBERS: Final = ("queue_sec", "cached", "decode_token_sec")
 _Numbers = dict[str, Any]
 
 
-def with_engine_logs(run: "Run", found: list[Finding]) -> list[Finding]:
+def with_engine_logs(run: "Run", findings: list[Finding]) -> list[Finding]:
     """Add to findings of a worker's slow engine what the engine's logs say of its calls, if there are any.
 
     The evidence gets medians of the worker's calls, and the medians of the other workers in its step:
     queue_sec; cached, the share of the prompts that was in the cache; decode_token_sec, the seconds a token.
     """
-    calls = call_times(run) if any(map(_is_slow_engine, found)) else None
+    calls = call_times(run) if any(map(_is_slow_engine, findings)) else None
     if calls is None:
-        return found
-    return [_with_engine_times(one, calls) if _is_slow_engine(one) else one for one in found]
+        return findings
+    return [_with_engine_times(finding, calls) if _is_slow_engine(finding) else finding for finding in findings]
 
 
 def _is_slow_engine(finding: Finding) -> bool:
@@ -77,10 +77,10 @@ def _words(numbers: _Numbers, call_sec: float) -> str:
         elif _times(numbers, "queue_sec") > _LONGER * times:  # else a slow engine explains the queue
             odd.append(_queued(numbers))
     if "cached" in numbers:
-        own, others = numbers["cached"], numbers["others_cached"]
-        if others - own > _LESS:
+        cached, others = numbers["cached"], numbers["others_cached"]
+        if others - cached > _LESS:
             odd.append(
-                f"its cache was hit less ({100 * own:.0f} % against {100 * others:.0f} % of the prompts)"
+                f"its cache was hit less ({100 * cached:.0f} % against {100 * others:.0f} % of the prompts)"
             )
         else:
             usual.append("cache")
@@ -93,10 +93,10 @@ def _words(numbers: _Numbers, call_sec: float) -> str:
 
 
 def _queued(numbers: _Numbers) -> str:
-    own, others = numbers["queue_sec"], numbers["others_queue_sec"]
+    queued, others = numbers["queue_sec"], numbers["others_queue_sec"]
     if others < _LEAST_SEC:
-        return f"its calls queued {seconds(own)}, those of the other workers did not"
-    return f"its calls queued {own / others:.1f} times as long ({seconds(own)} against {seconds(others)})"
+        return f"its calls queued {seconds(queued)}, those of the other workers did not"
+    return f"its calls queued {queued / others:.1f} times as long ({seconds(queued)} against {seconds(others)})"
 
 
 def _times(numbers: _Numbers, name: str) -> float:

@@ -48,12 +48,12 @@ def slowest_step(windows: pl.DataFrame) -> SlowestStep | None:
     training = windows.filter(~pl.col("validate"))
     done = training.with_columns(sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
     begun = training.filter(~pl.col("is_last")).with_columns(sec="wall_sec")
-    found = [
+    slowest = [
         SlowestStep(int(steps.sort("sec")["step"][-1]), _highest(steps), _middle(steps["sec"]), until_next)
         for steps, until_next in ((done, False), (begun, True))
         if not steps.is_empty()
     ]
-    return max(found, key=lambda one: one.times, default=None)
+    return max(slowest, key=lambda slow_step: slow_step.times, default=None)
 
 
 def excess_table(
@@ -89,9 +89,9 @@ def excess_table(
     rows = [(part, mine[part][0], _middle(others[part])) for part in table.columns[1:]]
     usual = _middle(others.sum_horizontal())
     rows.append((REST, 0.0, usual - sum(usual_sec for _, _, usual_sec in rows)))
-    found = pl.DataFrame(rows, schema=["part", "sec", "usual_sec"], orient="row")
-    found = found.with_columns(excess_sec=pl.col("sec") - pl.col("usual_sec"))
-    return found.sort("excess_sec", descending=True)
+    of_parts = pl.DataFrame(rows, schema=["part", "sec", "usual_sec"], orient="row")
+    of_parts = of_parts.with_columns(excess_sec=pl.col("sec") - pl.col("usual_sec"))
+    return of_parts.sort("excess_sec", descending=True)
 
 
 def _highest(steps: pl.DataFrame) -> float:

@@ -65,19 +65,19 @@ def judge(run: "Run", over: bool | None = None) -> Verdict:
         over: As in `findings_of`.
     """
     evidence = Evidence.of(run, over)
-    found = with_engine_logs(run, _findings(evidence))
-    told = [found[0].sentence + _others(found, evidence)] if found else []
+    findings = with_engine_logs(run, _findings(evidence))
+    sentences = [findings[0].sentence + _others(findings, evidence)] if findings else []
     # The end of a run comes before replies that were just drawn long: those are no fault.
-    at = 0 if found and found[0].evidence.get("drawn", False) else len(told)
-    told.insert(at, _ended(evidence, found))
-    advice = found[0].advice if found else ""
+    position = 0 if findings and findings[0].evidence.get("drawn", False) else len(sentences)
+    sentences.insert(position, _ended(evidence, findings))
+    advice = findings[0].advice if findings else ""
     slowest = slowest_step(evidence.windows)
-    if slowest is not None and slowest.times >= _FAR and not _is_explained(slowest, found):
-        told.append(_slow(evidence, slowest, found))
+    if slowest is not None and slowest.times >= _FAR and not _is_explained(slowest, findings):
+        sentences.append(_slow(evidence, slowest, findings))
         advice = advice or f"its parts: `summary LOGS --step {slowest.step}`"
-    told = [words for words in told if words]
-    if told:
-        return Verdict(found, _joined(told), advice)
+    sentences = [words for words in sentences if words]
+    if sentences:
+        return Verdict(findings, _joined(sentences), advice)
     return Verdict([], _calm(evidence), "", calm=slowest is not None)
 
 
@@ -101,17 +101,17 @@ def verdict_of(run: "Run", over: bool | None = None) -> str:
     return judge(run, over).sentence
 
 
-def _ended(evidence: Evidence, found: list[Finding]) -> str:
+def _ended(evidence: Evidence, findings: list[Finding]) -> str:
     """Return what to say of a run that ended in the middle of a step for no reason that a finding names."""
-    named = {(one.step, one.validate) for one in found if one.cause in _ENDINGS}
-    ended = [one for one in evidence.unfinished if (one.step, one.validate) not in named]
+    named = {(finding.step, finding.validate) for finding in findings if finding.cause in _ENDINGS}
+    ended = [unfinished for unfinished in evidence.unfinished if (unfinished.step, unfinished.validate) not in named]
     if not ended or ended[0].worker is not None or not evidence.over:
         return ""
     last = step_name(ended[0].step, ended[0].validate)
     if len(ended[0].last_us) == 1:
         (worker,) = ended[0].last_us
-        told = did_last(evidence, ended[0].step, ended[0].validate, worker)
-        return f"the run ended in {last}{f', {told}' if told else ''}"
+        last_act = did_last(evidence, ended[0].step, ended[0].validate, worker)
+        return f"the run ended in {last}{f', {last_act}' if last_act else ''}"
     words = f"the run ended in {last}, and the log does not show which worker was the cause: "
     return f"{words}none stopped logging long before the others{_absent(evidence.digest, ended[0])}"
 
@@ -121,23 +121,23 @@ def _findings(evidence: Evidence) -> list[Finding]:
     return [replace(finding, advice=finding.advice or advice_of(finding)) for finding in ordered]
 
 
-def in_order_of_weight(found: Iterable[Finding]) -> list[Finding]:
+def in_order_of_weight(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings in the order in which they are told: hangs and deaths, then by the time lost."""
-    found = list(found)
-    endings = [one for one in found if one.cause in _ENDINGS]
-    rest = [one for one in found if one.cause not in _ENDINGS]
-    return [*endings, *sorted(rest, key=lambda one: (one.evidence.get("drawn", False), -one.lost_sec))]
+    ordered = list(findings)
+    endings = [finding for finding in ordered if finding.cause in _ENDINGS]
+    rest = [finding for finding in ordered if finding.cause not in _ENDINGS]
+    return [*endings, *sorted(rest, key=lambda finding: (finding.evidence.get("drawn", False), -finding.lost_sec))]
 
 
-def _others(found: list[Finding], evidence: Evidence) -> str:
+def _others(findings: list[Finding], evidence: Evidence) -> str:
     """Return in how many steps the first finding is found again, and how many others there are."""
-    first, rest = found[0], found[1:]
+    first, rest = findings[0], findings[1:]
     alike = [
-        one for one in rest if (one.cause, one.worker, one.event) == (first.cause, first.worker, first.event)
+        finding for finding in rest if (finding.cause, finding.worker, finding.event) == (first.cause, first.worker, first.event)
     ]
     words = []
     if first.step is not None and alike:
-        steps = len({(one.step, one.validate) for one in (first, *alike)})
+        steps = len({(finding.step, finding.validate) for finding in (first, *alike)})
         who = f"worker {first.worker}" if first.worker is not None else first.cause
         words.append(f"{who} in {steps} of {len(evidence.windows)} steps")
     others = len(rest) - len(alike)
@@ -150,9 +150,9 @@ def _joined(sentences: list[str]) -> str:
     return ". ".join([sentences[0], *(words[0].upper() + words[1:] for words in sentences[1:])])
 
 
-def _is_explained(slowest: SlowestStep, found: list[Finding]) -> bool:
+def _is_explained(slowest: SlowestStep, findings: list[Finding]) -> bool:
     """Return whether the findings cost at least half of what the slowest step took more than the median."""
-    lost = sum(one.lost_sec for one in found if _costs(one, slowest))
+    lost = sum(finding.lost_sec for finding in findings if _costs(finding, slowest))
     return lost >= _MOST_OF_IT * (slowest.sec - slowest.usual_sec)
 
 
@@ -163,24 +163,24 @@ def _costs(finding: Finding, slowest: SlowestStep) -> bool:
     return finding.step is None or (finding.step, finding.validate) == (slowest.step, False)
 
 
-def _slow(evidence: Evidence, slowest: SlowestStep, found: list[Finding]) -> str:
+def _slow(evidence: Evidence, slowest: SlowestStep, findings: list[Finding]) -> str:
     """Return which parts of its ledger made the slowest step slow."""
     until = " until the next began" if slowest.until_next else ""
     took = f"step {slowest.step}, the slowest, took {seconds(slowest.sec)}{until}"
     words = f"{took}, {slowest.times:.1f} times the median step: "
-    return words + _difference(evidence, slowest, found) + _too_little(evidence)
+    return words + _difference(evidence, slowest, findings) + _too_little(evidence)
 
 
-def _difference(evidence: Evidence, slowest: SlowestStep, found: list[Finding]) -> str:
+def _difference(evidence: Evidence, slowest: SlowestStep, findings: list[Finding]) -> str:
     table = excess_table(evidence.paths, evidence.calls, slowest.step, until_next=slowest.until_next).filter(
         pl.col("part") != REST
     )
     least = max(_LEAST_PART * (slowest.sec - slowest.usual_sec), 0.0)
-    told = table.filter(pl.col("excess_sec") > least).head(3)
-    names = [f"{seconds(row['excess_sec'])} {_in(row['part'])}" for row in told.iter_rows(named=True)]
+    largest = table.filter(pl.col("excess_sec") > least).head(3)
+    names = [f"{seconds(row['excess_sec'])} {_in(row['part'])}" for row in largest.iter_rows(named=True)]
     words = ", ".join(names) or "no part of it stands out"
-    known = len(evidence.windows) >= _FEWEST_TO_JUDGE and not found
-    if not known or SLOWER & set(told["part"]):
+    known = len(evidence.windows) >= _FEWEST_TO_JUDGE and not findings
+    if not known or SLOWER & set(largest["part"]):
         return words
     return f"{words}; no call was slow for its kind"
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as Grid
+from rich.table import PatchTable as Grid
 
 from sglang_instrument.cli.tables import print_json, print_line, text
 from sglang_instrument.errors import InstrumentError, TargetError
@@ -17,7 +17,7 @@ from sglang_instrument.patching.probes.plan import make_plan
 from sglang_instrument.patching.rewriting.check import Checked, check
 from sglang_instrument.patching.rewriting.sites import Site, State
 from sglang_instrument.patching.tables.reading import load_tables
-from sglang_instrument.patching.tables.regions import Table
+from sglang_instrument.patching.tables.regions import PatchTable
 
 HELP: Final = """\
 List the patch tables, check which of their regions are found in the source of a trainer, or suggest a
@@ -123,7 +123,7 @@ def _write_new(path: Path, text: str) -> None:
         raise InstrumentError(f"{path}: {error.strerror}") from None
 
 
-def _load(trainers: list[str] | None, folders: Sequence[Path]) -> list[Table]:
+def _load(trainers: list[str] | None, folders: Sequence[Path]) -> list[PatchTable]:
     tables = load_tables(None, folders)
     known = sorted({table.trainer for table in tables})
     for name in trainers or []:
@@ -135,7 +135,7 @@ def _load(trainers: list[str] | None, folders: Sequence[Path]) -> list[Table]:
     return tables
 
 
-def _list(tables: Sequence[Table], as_json: bool) -> None:
+def _list(tables: Sequence[PatchTable], as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "table": table.name,

@@ -19,7 +19,7 @@ from sglang_instrument.patching.rewriting.sites import (
     without_function,
 )
 from sglang_instrument.patching.rewriting.unreadable_fields import with_unreadable_fields
-from sglang_instrument.patching.tables.regions import Patch, Table, Target
+from sglang_instrument.patching.tables.regions import Patch, PatchTable, Target
 
 #: How many modules may pass a name on by import before the search gives up.
 _MAX_IMPORTS: Final = 8
@@ -35,14 +35,14 @@ class Checked:
     release, so the check infers the version from the regions that it finds.
     """
 
-    table: Table
+    table: PatchTable
     source: str
     version: str | None
     sites: tuple[Site, ...] | None
     version_inferred: bool = False
 
 
-def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Checked]:
+def check(tables: Sequence[PatchTable], tree: SourceTree | None = None) -> list[Checked]:
     """Find every region of `tables` in `tree`, by default the installed packages; import nothing."""
     tree = InstalledPackages() if tree is None else tree
     definitions = Definitions(tree)
@@ -80,7 +80,7 @@ def _inferred_version(checked: Sequence[Checked]) -> str:
     return min(sorted({*edges, "0"}, key=numbers_of, reverse=True), key=against)
 
 
-def _check_table(definitions: "Definitions", table: Table, version: str | None) -> tuple[Site, ...]:
+def _check_table(definitions: "Definitions", table: PatchTable, version: str | None) -> tuple[Site, ...]:
     return tuple(site for patch in table.patches for site in _check_patch(definitions, patch, version))
 
 

@@ -19,7 +19,7 @@ from sglang_instrument.patching.rewriting.apply import (
 from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.sites import RegionRequest, Site, best_sites, without_function
 from sglang_instrument.patching.rewriting.swap import SwappedCode, SwappedEntry
-from sglang_instrument.patching.tables.regions import Origin, Patch, Table, Target
+from sglang_instrument.patching.tables.regions import Origin, Patch, PatchTable, Target
 from sglang_instrument.recording.safety.exception_origins import name_of_type
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.unpatched import RLock
@@ -56,7 +56,7 @@ class Patcher:
 
     def __init__(
         self,
-        tables: Iterable[Table],
+        tables: Iterable[PatchTable],
         *,
         make_probe: MakeProbe,
         wrap: Wrap | None = None,
@@ -122,7 +122,7 @@ class Patcher:
                 )
             return self._results
 
-    def _sites_of(self, table: Table, patch: Patch) -> list[Site]:
+    def _sites_of(self, table: PatchTable, patch: Patch) -> list[Site]:
         sites: list[Site] = []
         for target in patch.targets:
             if target.module not in self._patched:
@@ -168,7 +168,7 @@ class Patcher:
     def _find_or_note(
         self,
         module: ModuleType,
-        table: Table,
+        table: PatchTable,
         patch: Patch,
         targets: list[Target],
         jobs: dict[int, _FunctionPatch],
@@ -184,7 +184,7 @@ class Patcher:
     def _find(
         self,
         module: ModuleType,
-        table: Table,
+        table: PatchTable,
         patch: Patch,
         targets: list[Target],
         jobs: dict[int, _FunctionPatch],
@@ -265,7 +265,7 @@ class Patcher:
             self._sites[site.target, site.region.origin] = site
 
 
-def _wanted(table: Table, patch: Patch, target: Target) -> list[RegionRequest]:
+def _wanted(table: PatchTable, patch: Patch, target: Target) -> list[RegionRequest]:
     return [
         RegionRequest(region, target, None if region.requires is None else installed_version(table.package))
         for region in patch.regions

@@ -24,7 +24,7 @@ from sglang_instrument.patching.tables.regions import (
     Origin,
     Patch,
     Region,
-    Table,
+    PatchTable,
     Target,
 )
 from sglang_instrument.patching.tables.shipped import ABOUT, read_table, shipped_tables
@@ -74,7 +74,7 @@ _TARGET: Final = re.compile(r"(?:(?P<module>[A-Za-z_][\w.]*):)?(?P<name>[A-Za-z_
 _CAPTURE: Final = re.compile(r"(?P<callee>[A-Za-z_]\w*)\((?P<argument>[A-Za-z_]\w*)\)")
 
 
-def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] = ()) -> list[Table]:
+def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] = ()) -> list[PatchTable]:
     """Read the shipped tables and those in the user's `folders`.
 
     Args:
@@ -93,7 +93,7 @@ def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] =
     return [table for table in tables if trainers is None or table.trainer in trainers]
 
 
-def load_table(name: str) -> Table:
+def load_table(name: str) -> PatchTable:
     """Return a table by its name: "sglang/engine", or a path that ends in ".toml".
 
     Raises:
@@ -107,11 +107,11 @@ def load_table(name: str) -> Table:
 
 
 @lru_cache(256)  # tables; an edited one is another
-def _parsed(name: str, text: str, shown: str) -> Table:
+def _parsed(name: str, text: str, shown: str) -> PatchTable:
     return parse_table(name, tomllib.loads(text), shown)
 
 
-def parse_table(name: str, content: object, shown: str | None = None) -> Table:
+def parse_table(name: str, content: object, shown: str | None = None) -> PatchTable:
     """Turn the content of a TOML file into a table.
 
     Args:
@@ -137,7 +137,7 @@ def parse_table(name: str, content: object, shown: str | None = None) -> Table:
         raise entry.error(f"patch {region.origin.patch + 1}: region {region.origin.region + 1}: {reason}")
     detail = entry.choice("engine_detail", _ENGINE_DETAILS)
     setting = entry.choice("setting", _SETTINGS)
-    return Table(name, trainer, entry.text("package") or trainer, patches, detail, setting)
+    return PatchTable(name, trainer, entry.text("package") or trainer, patches, detail, setting)
 
 
 def _parse_patch(

@@ -101,7 +101,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Table:
+class PatchTable:
     """One TOML file.
 
     `name` is "sglang/engine", for example, for a shipped table, else the file's path. `package` is the
@@ -122,7 +122,7 @@ class Table:
             return False
         return self.engine_detail in (None, engine_detail) or engine_detail == "batches"
 
-    def for_all_ranks(self) -> "Table":
+    def for_all_ranks(self) -> "PatchTable":
         """Return the table without `leader` conditions: every process records its own runs."""
         patches = [
             replace(patch, regions=tuple(replace(region, leader=None) for region in patch.regions))

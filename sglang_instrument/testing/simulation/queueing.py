@@ -73,7 +73,7 @@ def serve(engine: Engine, state: EngineState, begin: float, callers: Iterable[Ca
     """Run the callers to their ends at one engine; the state's times count from `begin`."""
     engine = engine.times(state.factor)
     stalls = merged([(begin + start, begin + end) for start, end in state.stalls])
-    rules = processor_sharing.Rules(engine.token_sec, engine.load_sec, engine.most_running, stalls=stalls)
+    rules = processor_sharing.SharingRules(engine.token_sec, engine.load_sec, engine.most_running, stalls=stalls)
     processor_sharing.serve((_prefilled(engine, caller) for caller in callers), rules)
 
 
@@ -82,7 +82,7 @@ def _prefilled(engine: Engine, caller: Caller) -> processor_sharing.Caller:
     call = next(caller, None)
     while call is not None:
         prefill_sec = engine.call_sec + call.prompt_tokens * engine.prefill_sec
-        served = yield processor_sharing.Call(call.at_sec, prefill_sec + call.extra_sec, call.work)
+        served = yield processor_sharing.SharedCall(call.at_sec, prefill_sec + call.extra_sec, call.work)
         try:
             call = caller.send(served)
         except StopIteration:

@@ -45,14 +45,14 @@ def _decode_singly(
 
 def fitting(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
     """Return those fields that a Struct has and whose values have the right type."""
-    kept = {}
-    for one in msgspec.structs.fields(kind):
-        if one.encode_name in fields:
+    valid = {}
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in fields:
             try:
-                kept[one.name] = msgspec.convert(printable(fields[one.encode_name]), one.type)
+                valid[field.name] = msgspec.convert(printable(fields[field.encode_name]), field.type)
             except (msgspec.ValidationError, RecursionError, UnicodeError):
                 continue
-    return kept
+    return valid
 
 
 def printable(value: Any) -> Any:

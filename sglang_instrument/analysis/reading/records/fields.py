@@ -68,7 +68,7 @@ class SampleFields(Fields, gc=False, omit_defaults=True):
     reason: Any = None
     tokens: Any = None
     count: Any = None
-    kept: Any = None
+    is_kept: Any = msgspec.field(name="kept", default=None)
 
 
 class ControlFields(Fields, gc=False, omit_defaults=True):
@@ -120,20 +120,20 @@ class OpenSpan(Struct, gc=False):
 def all_typed(extras: Sequence[msgspec.Raw], kind: type[_Kind]) -> list[_Kind]:
     """Return the fields of each `extra`. A field that is missing, or of another type, has its default."""
     try:
-        found = _decoder(kind).decode_lines(b"\n".join(extras))
+        decoded = _decoder(kind).decode_lines(b"\n".join(extras))
     except _INVALID:
         return [typed(extra, kind) for extra in extras]
-    return [kind() if fields is None else fields for fields in found] if None in found else found
+    return [kind() if fields is None else fields for fields in decoded] if None in decoded else decoded
 
 
 def typed(extra: msgspec.Raw, kind: type[_Kind]) -> _Kind:
     """Return the fields of one `extra`, as `all_typed` does."""
     try:
-        found: _Kind | None = _decoder(kind).decode(extra)
+        decoded: _Kind | None = _decoder(kind).decode(extra)
     except _INVALID:
         fields = loaded(bytes(extra))
         return kind(**fitting(kind, fields)) if isinstance(fields, dict) else kind()
-    return kind() if found is None else found
+    return kind() if decoded is None else decoded
 
 
 def records_in(
@@ -173,7 +173,7 @@ def is_object(extra: msgspec.Raw) -> bool:
 _REWARD: Final = b'"reward"'
 
 
-class _Reward(Fields, gc=False, omit_defaults=True):
+class _RewardFields(Fields, gc=False, omit_defaults=True):
     reward: float | None = None
 
 
@@ -182,7 +182,7 @@ def where_rewards(extras: Sequence[msgspec.Raw]) -> list[int]:
     if _REWARD not in b"\n".join(extras):
         return []
     marked = [number for number, extra in enumerate(extras) if _REWARD in bytes(extra)]
-    fields = all_typed([extras[number] for number in marked], _Reward)
+    fields = all_typed([extras[number] for number in marked], _RewardFields)
     return [number for number, has in zip(marked, fields, strict=True) if has.reward is not None]
 
 

@@ -34,7 +34,7 @@ DEATH: Final = Cause(
 def find_endings(evidence: Evidence) -> Findings:
     """Yield hangs and deaths. Workers that wait at a barrier are named only if nobody else is."""
     hangs = _hangs(evidence)
-    at_work = [one for one in hangs if not one.evidence["waits"]]
+    at_work = [hang for hang in hangs if not hang.evidence["waits"]]
     if at_work:
         yield from at_work
         return
@@ -44,8 +44,8 @@ def find_endings(evidence: Evidence) -> Findings:
 
 def _hangs(evidence: Evidence) -> list[Finding]:
     """Find spans that were open for longer than any before; workers that only wait come last."""
-    found = []
-    for hang in sorted(find_hangs(evidence.digest, evidence.files), key=lambda one: one.waits):
+    findings = []
+    for hang in sorted(find_hangs(evidence.digest, evidence.files), key=lambda open_hang: open_hang.waits):
         place = hang.file.place
         if place is None or place.step is None:
             continue
@@ -54,10 +54,10 @@ def _hangs(evidence: Evidence) -> list[Finding]:
         did = "blocked its event loop" if hang.blocks_loop else "was open"
         sentence = f"{where} never ended; {spoken(inner)} {did} for {oldest:.0f} s{_at(inner)}"
         numbers = {"spans": hang.spans, "waits": hang.waits}
-        found.append(
+        findings.append(
             _hang(place.step, place.validate, place.worker, oldest, sentence, numbers, inner.get("event"))
         )
-    return found
+    return findings
 
 
 def _at(span: dict[str, Any]) -> str:
@@ -90,40 +90,40 @@ def _hang(
 def _waited_for(digest: Digest, waits: list[Finding]) -> list[Finding]:
     """Return the workers for which others wait; if no worker is missing, those that wait."""
     waiting: dict[tuple[int | None, bool], list[Finding]] = {}
-    for one in waits:
-        waiting.setdefault((one.step, one.validate), []).append(one)
-    found = []
-    for (step, validate), there in waiting.items():
+    for hang in waits:
+        waiting.setdefault((hang.step, hang.validate), []).append(hang)
+    findings = []
+    for (step, validate), hangs in waiting.items():
         if step is None:
             continue
         everyone = set(digest.steps.filter(step=step, validate=validate)["worker"])
-        for worker in sorted(everyone - {one.worker for one in there}):
-            lost = max(one.lost_sec for one in there)
-            others = "another worker" if len(there) == 1 else f"{len(there)} other workers"
+        for worker in sorted(everyone - {hang.worker for hang in hangs}):
+            lost = max(hang.lost_sec for hang in hangs)
+            others = "another worker" if len(hangs) == 1 else f"{len(hangs)} other workers"
             sentence = (
                 f"{step_name(step, validate)}: worker {worker} kept {others} waiting; after {lost:.0f} s "
                 "the step had not ended"
             )
-            spans = [span for one in there for span in one.evidence["spans"]]
-            found.append(_hang(step, validate, worker, lost, sentence, {"spans": spans, "waits": False}))
-    return found or waits
+            spans = [span for hang in hangs for span in hang.evidence["spans"]]
+            findings.append(_hang(step, validate, worker, lost, sentence, {"spans": spans, "waits": False}))
+    return findings or waits
 
 
 def _deaths(evidence: Evidence) -> Iterator[Finding]:
     """Yield the worker that stopped logging first in the step in which the run ended."""
-    for one in evidence.unfinished:
-        if one.worker is None:
+    for unfinished in evidence.unfinished:
+        if unfinished.worker is None:
             continue
         workers = [
-            {"worker": worker, "requests": count, "last_us": one.last_us[worker]}
-            for worker, count in one.done.items()
+            {"worker": worker, "requests": count, "last_us": unfinished.last_us[worker]}
+            for worker, count in unfinished.done.items()
         ]
-        where = f"{step_name(one.step, one.validate)}: worker {one.worker}"
-        last = did_last(evidence, one.step, one.validate, one.worker)
-        sentence = f"{where} {_end_of(one, one.done[one.worker])}{f'; {last}' if last else ''}"
-        numbers = {"ahead_sec": one.ahead_sec, "workers": workers}
+        where = f"{step_name(unfinished.step, unfinished.validate)}: worker {unfinished.worker}"
+        last = did_last(evidence, unfinished.step, unfinished.validate, unfinished.worker)
+        sentence = f"{where} {_end_of(unfinished, unfinished.done[unfinished.worker])}{f'; {last}' if last else ''}"
+        numbers = {"ahead_sec": unfinished.ahead_sec, "workers": workers}
         yield Finding(
-            DEATH.name, "worker", 0.0, sentence, one.step, one.validate, one.worker, evidence=numbers
+            DEATH.name, "worker", 0.0, sentence, unfinished.step, unfinished.validate, unfinished.worker, evidence=numbers
         )
 
 

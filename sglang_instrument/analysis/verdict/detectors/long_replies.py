@@ -109,8 +109,8 @@ def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     lost = evidence.lost_in_requests(here.with_columns(excess_sec=pl.col("sec") * cut))
     lost = evidence.worth(lost).join(long, on=STEP)
     over_sec = pl.col("busy_sec") - pl.col("usual_sec")
-    told = lost.filter(pl.col("lost_sec") >= _MOST_OF_IT * over_sec).select(*STEP, step_sec="lost_sec")
-    longest = here.join(told, on=STEP).sort("tokens").group_by(STEP, maintain_order=True).last()
+    long_steps = lost.filter(pl.col("lost_sec") >= _MOST_OF_IT * over_sec).select(*STEP, step_sec="lost_sec")
+    longest = here.join(long_steps, on=STEP).sort("tokens").group_by(STEP, maintain_order=True).last()
     # All steps at once: a run may have thousands of them.
     cut = (1 - pl.col("usual_longest") / pl.col("tokens")).clip(lower_bound=0.0)
     alone = evidence.lost_in_requests(longest.with_columns(excess_sec=pl.col("sec") * cut))
@@ -121,7 +121,7 @@ def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
 
 def _long_for_their_kind(evidence: Evidence) -> pl.DataFrame:
     """Return the steps that took far longer than the median one that ended, with their and its seconds."""
-    ended = [(one.step, one.validate) for one in evidence.unfinished]
+    ended = [(unfinished.step, unfinished.validate) for unfinished in evidence.unfinished]
     cut = pl.DataFrame(ended, schema={"step": pl.Int64, "validate": pl.Boolean}, orient="row")
     workers = evidence.workers.join(cut, on=STEP, how="anti")
     busy = workers.group_by(STEP).agg(pl.col("busy_sec").max())
@@ -143,9 +143,9 @@ def _usual_lengths(requests: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 def _median_of_others(value: pl.Expr) -> pl.Expr:
     """Return for each step the median over all others of its kind; null if there are none."""
     others = pl.len().cast(pl.Int64) - 1
-    own = value.rank("ordinal").cast(pl.Int64) - 1
+    rank = value.rank("ordinal").cast(pl.Int64) - 1
     low, high = ((others - 1) // 2).clip(lower_bound=0), others // 2
-    at_low, at_high = (pl.min_horizontal(at + (own <= at), others) for at in (low, high))
+    at_low, at_high = (pl.min_horizontal(middle_rank + (rank <= middle_rank), others) for middle_rank in (low, high))
     middle = (value.sort().gather(at_low) + value.sort().gather(at_high)) / 2
     return pl.when(pl.len().over("validate") > 1).then(middle.over("validate"))
 

@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.ledger.loop import Loop, steady
-from sglang_instrument.analysis.ledger.loop_lanes import Lanes
+from sglang_instrument.analysis.ledger.loop_lanes import LoopLanes
 from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, Evidence
@@ -55,7 +55,7 @@ _WORDS: Final = {
 @detector(*CAUSES)
 def find_loop_waits(evidence: Evidence) -> Findings:
     """Yield a finding for each kind of waiting that takes a large share of most steps."""
-    lanes = Lanes(evidence.paths, evidence.everything)
+    lanes = LoopLanes(evidence.paths, evidence.everything)
     if lanes.role is None or not lanes.has_rollout:
         return
     loop = Loop(lanes)

@@ -11,7 +11,7 @@ from sglang_instrument.analysis.verdict.evidence.chance import Draws
 from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
 from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
-from sglang_instrument.analysis.verdict.evidence.outside import PART_LIMITS, Part
+from sglang_instrument.analysis.verdict.evidence.outside import PART_LIMITS, StepPart
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.schema import PHASES
 
@@ -65,7 +65,7 @@ def find_slow_parts(evidence: Evidence) -> Findings:
         yield from _slow_workers(evidence, part)
 
 
-def _slow_steps(evidence: Evidence, part: Part, slow: pl.DataFrame) -> Iterator[Finding]:
+def _slow_steps(evidence: Evidence, part: StepPart, slow: pl.DataFrame) -> Iterator[Finding]:
     if slow.is_empty():
         return
     late = excess_of(part.rows.join(slow.select(*STEP, "excess"), on=STEP))
@@ -79,7 +79,7 @@ def _slow_steps(evidence: Evidence, part: Part, slow: pl.DataFrame) -> Iterator[
         yield _finding(part, row, sentence, {"times": times})
 
 
-def _slow_workers(evidence: Evidence, part: Part) -> Iterator[Finding]:
+def _slow_workers(evidence: Evidence, part: StepPart) -> Iterator[Finding]:
     late = excess_of(_not_by_chance(part.rows, slow_workers(part.rows, PART_LIMITS)))
     lost = evidence.worth(evidence.lost_by_each(late))
     if lost.is_empty():
@@ -114,7 +114,7 @@ def _not_by_chance(rows: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     return slow.filter(pl.Series(unlikely))
 
 
-def _finding(part: Part, row: dict[str, Any], sentence: str, numbers: dict[str, Any]) -> Finding:
+def _finding(part: StepPart, row: dict[str, Any], sentence: str, numbers: dict[str, Any]) -> Finding:
     place = place_of(row)
     return Finding(
         cause=_WORDS.get(part.phase, part.phase),

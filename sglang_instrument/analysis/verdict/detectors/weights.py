@@ -135,7 +135,7 @@ def _aborts(updates: list[Row]) -> Iterator[Finding]:
 def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
     late: dict[str, list[tuple[float, int]]] = {}
     for row in updates:
-        others = [(one["end_us"] - one["start_us"]) / 1e6 for one in row["servers"][:-1]]
+        others = [(server["end_us"] - server["start_us"]) / 1e6 for server in row["servers"][:-1]]
         if others and row["last_server_late_sec"] >= max(_LATE_SEC, _LATE * median(others)):
             late.setdefault(row["last_server"], []).append((row["last_server_late_sec"], row["update"]))
     for server, times in late.items():
@@ -145,5 +145,5 @@ def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
         sentence = (
             f"{server} was the last server in {often}, {seconds(most)} after the others in update {update}"
         )
-        numbers = {"server": server, "updates": [one for _, one in times], "times": most}
+        numbers = {"server": server, "updates": [update for _, update in times], "times": most}
         yield Finding(SLOW_UPDATE.name, "run", lost, sentence, event="weights_update", evidence=numbers)

@@ -70,11 +70,11 @@ def _engine(digest: Digest) -> pl.DataFrame:
     calls = fit_speed(engine_calls(digest)).calls
     begun = digest.steps.group_by(STEP_OF_WORKER).agg(begun_us=pl.col("start_us").min())
     calls = calls.join(begun, on=STEP_OF_WORKER, maintain_order="left")
-    at = [
+    times_us = [
         (pl.col("begun_us") + (pl.col(f"{end}_sec") * 1e6).cast(pl.Int64)).alias(f"{end}_us")
         for end in ("start", "end")
     ]
-    return calls.with_columns(*at, kind=pl.lit("engine"), usual_sec="expected_sec")
+    return calls.with_columns(*times_us, kind=pl.lit("engine"), usual_sec="expected_sec")
 
 
 def _ending(rows: pl.DataFrame, kind: str) -> pl.DataFrame:

@@ -19,29 +19,29 @@ class Draws:
     def __init__(self, values: pl.Series) -> None:
         self._values: Array = values.sort().to_numpy()
 
-    def chance_to_reach(self, reached: float, own: Array | None = None, fewest: int = FEWEST) -> float:
+    def chance_to_reach(self, reached: float, excluded: Array | None = None, fewest: int = FEWEST) -> float:
         """Return the probability that one more value, drawn as those of others, is at least as large.
 
         Args:
             reached: The value in question.
-            own: Values that do not count, such as those of its owner, in ascending order; None if all do.
+            excluded: Values that do not count, such as those of its owner, in ascending order; None if all do.
             fewest: The number of others needed to extrapolate beyond the largest of them.
         """
-        own = self._values[:0] if own is None else own
-        others = len(self._values) - len(own)
-        above = _reaching(self._values, reached) - _reaching(own, reached)
+        excluded = self._values[:0] if excluded is None else excluded
+        others = len(self._values) - len(excluded)
+        above = _reaching(self._values, reached) - _reaching(excluded, reached)
         share = (above + 1) / (others + 1)
         if above == 0 and others >= fewest:
-            share *= chance_beyond(self._longest(own, _length_of_tail(others) + 1), reached)
+            share *= chance_beyond(self._longest(excluded, _length_of_tail(others) + 1), reached)
         return share
 
-    def _longest(self, own: Array, number: int) -> list[float]:
+    def _longest(self, excluded: Array, number: int) -> list[float]:
         """Return the longest values but the owner's, the longest first."""
-        longest = self._values[-(number + len(own)) :]
-        own = own[own >= longest[0]]
-        repeated = np.arange(len(own)) - np.searchsorted(own, own)
-        kept: list[float] = np.delete(longest, np.searchsorted(longest, own) + repeated).tolist()
-        return kept[: -number - 1 : -1]
+        longest = self._values[-(number + len(excluded)) :]
+        excluded = excluded[excluded >= longest[0]]
+        repeated = np.arange(len(excluded)) - np.searchsorted(excluded, excluded)
+        counted: list[float] = np.delete(longest, np.searchsorted(longest, excluded) + repeated).tolist()
+        return counted[: -number - 1 : -1]
 
 
 def _reaching(values: Array, reached: float) -> int:
@@ -58,7 +58,7 @@ def chance_beyond(longest: list[float], reached: float) -> float:
         longest: The tail, the longest first, and the value after it.
         reached: The value beyond the longest.
     """
-    falls = sum(math.log(one / longest[-1]) for one in longest[:-1]) / (len(longest) - 1)
+    falls = sum(math.log(value / longest[-1]) for value in longest[:-1]) / (len(longest) - 1)
     return 0.0 if falls == 0 else math.exp(-math.log(reached / longest[0]) / falls)
 
 

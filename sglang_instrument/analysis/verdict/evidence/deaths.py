@@ -66,7 +66,7 @@ def unfinished_steps(digest: Digest, files: Sequence[File]) -> list[UnfinishedSt
     met = digest.barriers.select(STEP).unique()
     done = closed & set(met.iter_rows())
     judged = [_judge(digest, end) for end in _ends(digest, files) if end.step not in done]
-    return [one for one in judged if one.worker is not None or (one.step, one.validate) not in closed]
+    return [unfinished for unfinished in judged if unfinished.worker is not None or (unfinished.step, unfinished.validate) not in closed]
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,16 @@ def _ends(digest: Digest, files: Sequence[File]) -> Iterator[_End]:
         return
     signs = _last_signs(digest, files)
     newest: dict[int, int] = {}
-    for (_, worker), at in signs.items():
-        newest[worker] = max(newest.get(worker, at), at)
+    for (_, worker), sign_us in signs.items():
+        newest[worker] = max(newest.get(worker, sign_us), sign_us)
     waiting = set(_at_barriers(files))
     for step in sorted({step for step, _ in unclosed}):
-        last = {worker: at for (one, worker), at in signs.items() if one == step}
-        ended_here = [one for one in last if (step, one) in unclosed and last[one] == newest[one]]
+        last = {worker: of_sign for (sign_us, worker), of_sign in signs.items() if sign_us == step}
+        ended_here = [ending for ending in last if (step, ending) in unclosed and last[ending] == newest[ending]]
         if ended_here:
             progress, missed = _progress(digest, step, last), _missed_report(digest, files, step, last)
-            at_work = [one for one in ended_here if progress.is_at_work(one) and (step, one) not in waiting]
-            at_work = [one for one in at_work if one in missed] or at_work
+            at_work = [ending for ending in ended_here if progress.is_at_work(ending) and (step, ending) not in waiting]
+            at_work = [ending for ending in at_work if ending in missed] or at_work
             yield _End(step, last, progress, at_work, missed)
 
 
@@ -111,7 +111,7 @@ def _judge(digest: Digest, end: _End) -> UnfinishedStep:
     """Judge the silence of the worker at work whose last record is the earliest."""
     last, progress = end.last_us, end.progress
     first = min(end.at_work, key=lambda worker: (last[worker], worker), default=None)
-    others = [at for worker, at in last.items() if worker != first]
+    others = [sign_us for worker, sign_us in last.items() if worker != first]
     ahead = (max(others) - last[first]) / 1e6 if first is not None and others else None
     is_alone = len(end.at_work) == 1 and progress.is_even and len(progress.done) > 1
     is_told = first in end.missed or is_alone
@@ -149,8 +149,8 @@ def _missed_report(digest: Digest, files: Sequence[File], step: _Step, last: dic
     of_any = set().union(*ages.values())
     return {
         worker
-        for worker, own in ages.items()
-        if any(max(own) < age / _DOUBLED and lasted[worker] > age + _SLACK_SEC for age in of_any)
+        for worker, of_worker in ages.items()
+        if any(max(of_worker) < age / _DOUBLED and lasted[worker] > age + _SLACK_SEC for age in of_any)
     }
 
 

@@ -42,7 +42,7 @@ def find_hangs(digest: Digest, files: Sequence[File]) -> list[Hang]:
     if not reports:
         return blocked
     longest, last = _longest(digest, files), _last_ends(digest)
-    found = blocked
+    hangs = blocked
     paths = {hang.file.path for hang in blocked}
     for file, control in reports:
         place = file.place
@@ -52,8 +52,8 @@ def find_hangs(digest: Digest, files: Sequence[File]) -> list[Hang]:
         spans = [span for span in _spans(control) if _hangs(span, longest, logged_later)]
         if spans:
             waits = _phases(control) <= {"step", "barrier"}
-            found.append(Hang(file, sorted(spans, key=_age), waits))
-    return found
+            hangs.append(Hang(file, sorted(spans, key=_age), waits))
+    return hangs
 
 
 def _blocked(files: Sequence[File]) -> list[Hang]:
@@ -109,14 +109,14 @@ def _hangs(span: dict[str, Any], longest: dict[str, float], logged_later: bool) 
 def _longest(digest: Digest, files: Sequence[File]) -> dict[str, float]:
     """Return the longest duration of each phase in steps that ended, as far as known."""
     places = [file.place for file, _ in controls_of(files, STEP_CLOSED)]
-    closed = {(one.step, one.validate, one.worker) for one in places if one is not None}
+    closed = {(place.step, place.validate, place.worker) for place in places if place is not None}
     keys = digest.steps.select("step", "validate", "worker").iter_rows()
     whole = digest.steps.filter(pl.Series([key in closed for key in keys], dtype=pl.Boolean))
     unended = digest.requests.filter(pl.col("error") == UNENDED).select(_REQUEST)
     turns = digest.turns.join(unended, on=_REQUEST, how="anti", nulls_equal=True)
     requests = digest.requests.join(unended, on=_REQUEST, how="anti", nulls_equal=True)
     turn_sec = (turns["end_us"] - turns["start_us"]) / 1e6
-    found = {
+    longest_sec = {
         "step": whole["duration_sec"].max(),
         "barrier": whole["duration_sec"].max(),
         "request": requests["duration_sec"].max(),
@@ -124,7 +124,7 @@ def _longest(digest: Digest, files: Sequence[File]) -> dict[str, float]:
         "tool": turns["tool_sec"].max(),
         "reward": requests["reward_sec"].max(),
     }
-    known: dict[str, Any] = {phase: sec for phase, sec in found.items() if sec}
+    known: dict[str, Any] = {phase: sec for phase, sec in longest_sec.items() if sec}
     return {"step": 0.0, **known}
 
 

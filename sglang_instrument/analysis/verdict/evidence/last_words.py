@@ -22,8 +22,8 @@ def did_last(evidence: Evidence, step: int, validate: bool, worker: int) -> str:
         if key == ("worker", step, validate, worker):
             inner = min(spans, key=lambda span: float(span.get("age_sec") or 0.0))
             frame = place_of(inner)
-            at = "" if frame is None else f", at {frame}"
-            return f"{spoken(inner)} had been running for {float(inner.get('age_sec') or 0.0):.0f} s{at}"
+            at_frame = "" if frame is None else f", at {frame}"
+            return f"{spoken(inner)} had been running for {float(inner.get('age_sec') or 0.0):.0f} s{at_frame}"
     ended = evidence.digest.requests.filter(
         pl.col("error").ne_missing(UNENDED), step=step, validate=validate, worker=worker
     ).sort("end_us")

@@ -15,7 +15,7 @@ _NAMES: Final = {
 }
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A part of the workers' steps.
 
     Attributes:
@@ -36,7 +36,7 @@ class Part(NamedTuple):
         return _NAMES.get(self.phase, "{event}").format(event=self.event)
 
 
-def parts_that_vary(parts: pl.DataFrame, order: pl.DataFrame, least_sec: float) -> Iterator[Part]:
+def parts_that_vary(parts: pl.DataFrame, order: pl.DataFrame, least_sec: float) -> Iterator[StepPart]:
     """Yield the parts whose times differ by more than `least_sec`: of the others, none matters.
 
     Args:
@@ -49,4 +49,4 @@ def parts_that_vary(parts: pl.DataFrame, order: pl.DataFrame, least_sec: float) 
     for (phase, event), rows in varying.group_by("part", "event", maintain_order=True):
         sec = pl.col("sec").clip(lower_bound=_SHORTEST_SEC)
         valued = rows.with_columns(value=(sec / sec.median()).log())
-        yield Part(str(phase), str(event), valued, step_effects(valued, order, PART_LIMITS))
+        yield StepPart(str(phase), str(event), valued, step_effects(valued, order, PART_LIMITS))

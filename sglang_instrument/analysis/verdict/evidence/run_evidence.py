@@ -20,7 +20,7 @@ from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of, less_time
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
 from sglang_instrument.analysis.verdict.evidence.gaps import Gaps, gaps_of
-from sglang_instrument.analysis.verdict.evidence.outside import Part, parts_that_vary
+from sglang_instrument.analysis.verdict.evidence.outside import StepPart, parts_that_vary
 from sglang_instrument.analysis.verdict.evidence.work import Work, work_of
 
 LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
@@ -77,7 +77,7 @@ class Evidence:
         return work_of(self.calls, self.windows)
 
     @cached_property
-    def outside(self) -> list[Part]:
+    def outside(self) -> list[StepPart]:
         """The parts outside of requests whose times vary: `outside.parts_that_vary`."""
         return list(parts_that_vary(self.parts, self.windows, LEAST_SEC))
 
@@ -90,8 +90,8 @@ class Evidence:
     def served(self) -> pl.DataFrame:
         """The engine calls of workers whose server or cache is known: `conversations.followed_calls`."""
         calls = self.server_calls().drop_nulls("step")
-        told = calls["server"].count() or calls["cached_tokens"].count()
-        return followed_calls(calls if told else calls.clear())
+        is_known = calls["server"].count() or calls["cached_tokens"].count()
+        return followed_calls(calls if is_known else calls.clear())
 
     @cached_property
     def fates(self) -> pl.DataFrame:

@@ -69,25 +69,25 @@ def _of_kind(evidence: Evidence, kind: str) -> Iterator[Explained]:
     if few.is_empty():
         return
     draws, unlikely = Draws(calls["times"]), []
-    own = calls.join(few, on=STEP_OF_WORKER, how="semi").partition_by(STEP_OF_WORKER, as_dict=True)
+    by_worker = calls.join(few, on=STEP_OF_WORKER, how="semi").partition_by(STEP_OF_WORKER, as_dict=True)
     for key, rows in long.join(few, on=STEP_OF_WORKER, how="semi", maintain_order="left").group_by(
         STEP_OF_WORKER, maintain_order=True
     ):
-        found = _unlikely(rows, own[key], draws, len(groups))
-        if found is not None:
-            unlikely.append(_with_alike(found, own[key]))
+        longest = _unlikely(rows, by_worker[key], draws, len(groups))
+        if longest is not None:
+            unlikely.append(_with_alike(longest, by_worker[key]))
     for _, rows in _by_step(unlikely):
         yield from _of_step(evidence, kind, rows, groups)
 
 
-def _by_step(found: list[pl.DataFrame]) -> Iterator[tuple[Any, pl.DataFrame]]:
-    return iter(pl.concat(found).group_by(STEP, maintain_order=True)) if found else iter(())
+def _by_step(calls: list[pl.DataFrame]) -> Iterator[tuple[Any, pl.DataFrame]]:
+    return iter(pl.concat(calls).group_by(STEP, maintain_order=True)) if calls else iter(())
 
 
-def _unlikely(rows: pl.DataFrame, own: pl.DataFrame, draws: Draws, groups: int) -> pl.DataFrame | None:
+def _unlikely(rows: pl.DataFrame, of_worker: pl.DataFrame, draws: Draws, groups: int) -> pl.DataFrame | None:
     """Return the longest of a worker's calls that are not just drawn from the others of the run."""
     longest = rows.sort("times", descending=True)
-    likely = _most_unlikely(longest["times"].to_list(), own["times"].sort().to_numpy(), draws)
+    likely = _most_unlikely(longest["times"].to_list(), of_worker["times"].sort().to_numpy(), draws)
     if likely is None:
         return None
     count, chance = likely
@@ -95,13 +95,13 @@ def _unlikely(rows: pl.DataFrame, own: pl.DataFrame, draws: Draws, groups: int) 
     return longest.head(count) if chance * groups <= most else None
 
 
-def _with_alike(found: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
+def _with_alike(calls: pl.DataFrame, of_worker: pl.DataFrame) -> pl.DataFrame:
     """Add the worker's calls with a similar delay that are under 3 times the usual: they are long anyway."""
-    found = found.select(own.columns)
-    if len(found) == 1:
-        return found
-    middle: Any = found["excess_sec"].median()
-    return own.filter((pl.col("excess_sec") > _ALIKE * middle) & (pl.col("times") > _TIMES_OF_ALIKE))
+    calls = calls.select(of_worker.columns)
+    if len(calls) == 1:
+        return calls
+    middle: Any = calls["excess_sec"].median()
+    return of_worker.filter((pl.col("excess_sec") > _ALIKE * middle) & (pl.col("times") > _TIMES_OF_ALIKE))
 
 
 def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataFrame) -> Iterator[Explained]:
@@ -120,29 +120,29 @@ def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataF
         yield Explained(_finding(kind, part, total, lost_sec, shared), part)
 
 
-def _most_unlikely(times: list[float], own: Array, draws: Draws) -> tuple[int, float] | None:
+def _most_unlikely(times: list[float], of_worker: Array, draws: Draws) -> tuple[int, float] | None:
     """Return how many of the longest calls are least likely to be drawn from the others, and that chance."""
     best: tuple[int, float] | None = None
     for count, reached in enumerate(times, 1):
-        chance = chance_of_so_many(count, len(own), draws.chance_to_reach(reached, own))
+        chance = chance_of_so_many(count, len(of_worker), draws.chance_to_reach(reached, of_worker))
         if best is None or chance <= best[1]:
             best = (count, chance)
     return best
 
 
-def _finding(kind: str, found: pl.DataFrame, total: int, lost_sec: float, shared: bool) -> Finding:
-    longest = found.sort("excess_sec").row(-1, named=True)
+def _finding(kind: str, calls: pl.DataFrame, total: int, lost_sec: float, shared: bool) -> Finding:
+    longest = calls.sort("excess_sec").row(-1, named=True)
     place = {**{name: longest[name] for name in STEP}, "worker": None if shared else longest["worker"]}
     numbers = {
-        "calls": len(found),
+        "calls": len(calls),
         "of": total,
-        "excess_sec": float(found["excess_sec"].sum()),
+        "excess_sec": float(calls["excess_sec"].sum()),
         "longest_sec": longest["sec"],
         "usual_sec": longest["usual_sec"],
-        "requests": found["request_id"].unique().sort().to_list()[:20],
+        "requests": calls["request_id"].unique().sort().to_list()[:20],
     }
     cost = f"{seconds(lost_sec)} lost" if lost_sec > 0.05 else "other requests took even longer"
-    if len(found) == 1:
+    if len(calls) == 1:
         sentence = (
             f"{where(place)}: one of {total} {_CALLS[kind]} took {seconds(longest['sec'])}, where "
             f"{seconds(longest['usual_sec'])} are usual (request {longest['request_id']}); {cost}"
@@ -156,9 +156,9 @@ def _finding(kind: str, found: pl.DataFrame, total: int, lost_sec: float, shared
             event=kind,
             evidence={**numbers, "turn": longest["turn"]},
         )
-    middle: Any = found["times"].median()
+    middle: Any = calls["times"].median()
     sentence = (
-        f"{where(place)}: {len(found)} of {total} {_CALLS[kind]} took {middle:.0f} times the usual; {cost}"
+        f"{where(place)}: {len(calls)} of {total} {_CALLS[kind]} took {middle:.0f} times the usual; {cost}"
     )
     return Finding(
         cause=SLOW_CALLS.name,

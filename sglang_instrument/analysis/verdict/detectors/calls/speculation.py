@@ -49,7 +49,7 @@ def find_falling_speculation(evidence: Evidence) -> Findings:
         return
     worst = lost.sort("lost_sec").row(-1, named=True)
     training = accepted.filter(~pl.col("validate"))
-    first, last = (training.row(at, named=True) for at in (0, -1))
+    first, last = (training.row(row, named=True) for row in (0, -1))
     before, now = first["tokens_per_verification"], last["tokens_per_verification"]
     sentence = (
         f"speculative decoding accepts less from step to step: {before:.2f} tokens a verification "

@@ -15,7 +15,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 )
 from sglang_instrument.analysis.verdict.evidence.effects import Trend, excess_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
-from sglang_instrument.analysis.verdict.evidence.outside import Part
+from sglang_instrument.analysis.verdict.evidence.outside import StepPart
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.work import UNITS, Work
 
@@ -56,7 +56,7 @@ def _of_work(evidence: Evidence, kind: str, work: Work) -> Iterator[Explained]:
     yield Explained(_finding(trend, kind, worst["lost_sec"], worst["step"], sentence), calls)
 
 
-def _of_part(evidence: Evidence, part: Part) -> Iterator[Finding]:
+def _of_part(evidence: Evidence, part: StepPart) -> Iterator[Finding]:
     trend = part.effects.trend
     if trend is None:
         return

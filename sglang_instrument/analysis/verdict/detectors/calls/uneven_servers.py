@@ -46,12 +46,12 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
     whole = [in_step_of(homes, part) for part, servers in steps if servers == len(lives)]
     of_run = _unlikely(pl.concat(whole), len(lives), 1) if whole else set()
     for part, servers in steps:
-        own = in_step_of(homes, part)
+        homes_in_step = in_step_of(homes, part)
         spent = part.group_by("server").agg(sec=pl.col("call_sec").sum()).sort("sec", "server")
         busiest, most_sec = spent.row(-1)
         is_uneven = servers > 1 and most_sec * servers > _UNEVEN * float(spent["sec"].sum())
-        if is_uneven and busiest in of_run | _unlikely(own, servers, len(evidence.windows)):
-            yield from _uneven(evidence, part, own, busiest, servers)
+        if is_uneven and busiest in of_run | _unlikely(homes_in_step, servers, len(evidence.windows)):
+            yield from _uneven(evidence, part, homes_in_step, busiest, servers)
 
 
 def _lived(lives: pl.DataFrame, part: pl.DataFrame) -> int:
@@ -123,8 +123,8 @@ def _longer(part: pl.DataFrame, busiest: str, servers: int) -> pl.DataFrame:
     usual = rated.group_by("server").agg(pl.col("queue_sec").mean(), pl.col("rate").median()).sort("server")
     mean_queue = float(usual["queue_sec"].sum() or 0.0) / servers if queue else 0.0
     mean_rate: Any = usual["rate"].mean()
-    own: Any = usual.filter(server=busiest)["rate"].item()
-    slower = max(0.0, 1 - mean_rate / own) if mean_rate is not None and own else 0.0
+    rate: Any = usual.filter(server=busiest)["rate"].item()
+    slower = max(0.0, 1 - mean_rate / rate) if mean_rate is not None and rate else 0.0
     waited = (pl.col("queue_sec").fill_null(0.0) - mean_queue).clip(lower_bound=0.0)
     late = rated.filter(server=busiest).with_columns(excess_sec=waited + pl.col("running_sec") * slower)
     return late.filter(pl.col("excess_sec") > 0)
