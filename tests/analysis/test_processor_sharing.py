@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_instrument.analysis.timing.processor_sharing import NEVER, SharedCall, Caller, SharingRules, Served, serve
+from sglang_instrument.analysis.timing.processor_sharing import (
+    NEVER,
+    Caller,
+    Served,
+    SharedCall,
+    SharingRules,
+    serve,
+)
 
 ticks = st.integers(0, 40).map(lambda tick: tick / 8)
 planned_calls = st.lists(st.tuples(ticks, ticks, st.integers(1, 60).map(float)), min_size=1, max_size=3)
@@ -20,7 +27,9 @@ all_rules = st.builds(
 )
 
 
-def played(plans: list[list[tuple[float, float, float]]], cuts: list[float], rules: SharingRules) -> list[float]:
+def played(
+    plans: list[list[tuple[float, float, float]]], cuts: list[float], rules: SharingRules
+) -> list[float]:
     """Return when each caller ends by the engine: of the wait, prefill and work of its calls."""
     ends = list(cuts)
 
@@ -50,7 +59,9 @@ class Plain:
     end: float = NEVER
 
 
-def plain(plans: list[list[tuple[float, float, float]]], cuts: list[float], rules: SharingRules) -> list[float]:
+def plain(
+    plans: list[list[tuple[float, float, float]]], cuts: list[float], rules: SharingRules
+) -> list[float]:
     """Return the same by a loop over all callers that knows no heap, no clock of tokens, and no numbers."""
     callers = [
         Plain(list(calls), number, cut) for number, (calls, cut) in enumerate(zip(plans, cuts, strict=True))

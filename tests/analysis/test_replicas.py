@@ -27,7 +27,10 @@ def test_calls_that_come_at_once_end_as_a_plain_queue_at_each_engine_has_it(
 ) -> None:
     # A constant speed, and engines that get every n-th call: each slot takes the next one in its queue.
     speed = EngineSpeed(token_sec=0.01)
-    made = [ReplayedRequest(0.0, [ReplayedCall(1e-6 * number, 0.0, tokens)], 0.0) for number, tokens in enumerate(work)]
+    made = [
+        ReplayedRequest(0.0, [ReplayedCall(1e-6 * number, 0.0, tokens)], 0.0)
+        for number, tokens in enumerate(work)
+    ]
     ends = []
     free = [[0.0] * limit for _ in range(engines)]
     for number, tokens in enumerate(work):

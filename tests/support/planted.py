@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from sglang_instrument.patching.tables.reading import parse_table
-from sglang_instrument.patching.tables.regions import Region, PatchTable
+from sglang_instrument.patching.tables.regions import PatchTable, Region
 
 
 class Notes(list[tuple[Any, ...]]):

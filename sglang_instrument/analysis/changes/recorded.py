@@ -136,7 +136,9 @@ def _calls(turns: Sequence[_RecordedTurn], speed: EngineSpeed, limit: int | None
     return [ReplayedCall(0.0, *each) for each in zip(prefills, work_of(spans, speed), strict=True)]
 
 
-def _recorded(request: tuple[Any, ...], turns: Sequence[_RecordedTurn], calls: list[ReplayedCall]) -> Recorded:
+def _recorded(
+    request: tuple[Any, ...], turns: Sequence[_RecordedTurn], calls: list[ReplayedCall]
+) -> Recorded:
     _, begin, was, _, _, reward_sec, *_ = request
     now = begin
     for turn, call in zip(turns, calls, strict=True):

@@ -56,7 +56,11 @@ def gone_without_a_word(
             closed.setdefault((name, host, pid), False)
     gone = (False, None) if over else (False,)
     open_still = [process for process, is_closed in closed.items() if not is_closed]
-    return [process for process in open_still if is_alive(folder, process[0], {"host": process[1], "pid": process[2]}) in gone]
+    return [
+        process
+        for process in open_still
+        if is_alive(folder, process[0], {"host": process[1], "pid": process[2]}) in gone
+    ]
 
 
 def last_words(files: Sequence[File]) -> dict[Process, tuple[int, bool]]:

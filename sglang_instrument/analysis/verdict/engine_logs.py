@@ -32,7 +32,9 @@ def with_engine_logs(run: "Run", findings: list[Finding]) -> list[Finding]:
     calls = call_times(run) if any(map(_is_slow_engine, findings)) else None
     if calls is None:
         return findings
-    return [_with_engine_times(finding, calls) if _is_slow_engine(finding) else finding for finding in findings]
+    return [
+        _with_engine_times(finding, calls) if _is_slow_engine(finding) else finding for finding in findings
+    ]
 
 
 def _is_slow_engine(finding: Finding) -> bool:
@@ -96,7 +98,9 @@ def _queued(numbers: _Numbers) -> str:
     queued, others = numbers["queue_sec"], numbers["others_queue_sec"]
     if others < _LEAST_SEC:
         return f"its calls queued {seconds(queued)}, those of the other workers did not"
-    return f"its calls queued {queued / others:.1f} times as long ({seconds(queued)} against {seconds(others)})"
+    return (
+        f"its calls queued {queued / others:.1f} times as long ({seconds(queued)} against {seconds(others)})"
+    )
 
 
 def _times(numbers: _Numbers, name: str) -> float:

@@ -104,7 +104,11 @@ def verdict_of(run: "Run", over: bool | None = None) -> str:
 def _ended(evidence: Evidence, findings: list[Finding]) -> str:
     """Return what to say of a run that ended in the middle of a step for no reason that a finding names."""
     named = {(finding.step, finding.validate) for finding in findings if finding.cause in _ENDINGS}
-    ended = [unfinished for unfinished in evidence.unfinished if (unfinished.step, unfinished.validate) not in named]
+    ended = [
+        unfinished
+        for unfinished in evidence.unfinished
+        if (unfinished.step, unfinished.validate) not in named
+    ]
     if not ended or ended[0].worker is not None or not evidence.over:
         return ""
     last = step_name(ended[0].step, ended[0].validate)
@@ -126,14 +130,19 @@ def in_order_of_weight(findings: Iterable[Finding]) -> list[Finding]:
     ordered = list(findings)
     endings = [finding for finding in ordered if finding.cause in _ENDINGS]
     rest = [finding for finding in ordered if finding.cause not in _ENDINGS]
-    return [*endings, *sorted(rest, key=lambda finding: (finding.evidence.get("drawn", False), -finding.lost_sec))]
+    return [
+        *endings,
+        *sorted(rest, key=lambda finding: (finding.evidence.get("drawn", False), -finding.lost_sec)),
+    ]
 
 
 def _others(findings: list[Finding], evidence: Evidence) -> str:
     """Return in how many steps the first finding is found again, and how many others there are."""
     first, rest = findings[0], findings[1:]
     alike = [
-        finding for finding in rest if (finding.cause, finding.worker, finding.event) == (first.cause, first.worker, first.event)
+        finding
+        for finding in rest
+        if (finding.cause, finding.worker, finding.event) == (first.cause, first.worker, first.event)
     ]
     words = []
     if first.step is not None and alike:

@@ -23,8 +23,8 @@ from sglang_instrument.patching.tables.regions import (
     KeywordCapture,
     Origin,
     Patch,
-    Region,
     PatchTable,
+    Region,
     Target,
 )
 from sglang_instrument.patching.tables.shipped import ABOUT, read_table, shipped_tables

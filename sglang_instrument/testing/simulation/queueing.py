@@ -73,7 +73,9 @@ def serve(engine: Engine, state: EngineState, begin: float, callers: Iterable[Ca
     """Run the callers to their ends at one engine; the state's times count from `begin`."""
     engine = engine.times(state.factor)
     stalls = merged([(begin + start, begin + end) for start, end in state.stalls])
-    rules = processor_sharing.SharingRules(engine.token_sec, engine.load_sec, engine.most_running, stalls=stalls)
+    rules = processor_sharing.SharingRules(
+        engine.token_sec, engine.load_sec, engine.most_running, stalls=stalls
+    )
     processor_sharing.serve((_prefilled(engine, caller) for caller in callers), rules)
 
 

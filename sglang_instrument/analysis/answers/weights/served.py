@@ -42,7 +42,7 @@ CALLS: Final[dict[str, Any]] = {
 
 
 @dataclass(slots=True)
-class _ServedCall:
+class _LoggedCall:
     """One call of an engine, as all processes logged it."""
 
     rid: str
@@ -94,7 +94,7 @@ def served_calls(run: Run) -> pl.DataFrame:
 
 
 def _read_calls(run: Run) -> pl.DataFrame:
-    calls: dict[str, _ServedCall] = {}
+    calls: dict[str, _LoggedCall] = {}
     for place, line, fields in records_of(run, _HANDLERS):
         _HANDLERS[line.event](calls, place, line, fields)
     named = {(call.request_id, call.turn, call.step) for call in calls.values() if not call.is_made_up}
@@ -108,12 +108,12 @@ def _read_calls(run: Run) -> pl.DataFrame:
     return pl.DataFrame(columns, schema=CALLS, strict=False).sort("start_us", "rid")
 
 
-def _named(calls: dict[str, _ServedCall], rid: Any) -> _ServedCall | None:
+def _named(calls: dict[str, _LoggedCall], rid: Any) -> _LoggedCall | None:
     if not isinstance(rid, str) or rid.startswith(HEALTH_CHECK):
         return None
     call = calls.get(rid)
     if call is None:
-        call = calls[rid] = _ServedCall(rid)
+        call = calls[rid] = _LoggedCall(rid)
     return call
 
 
@@ -121,7 +121,7 @@ def _made_up(request_id: Any, turn: Any) -> str:
     return f"{request_id} turn {turn}"
 
 
-def _on_call(calls: dict[str, _ServedCall], place: Place, line: Line, fields: WeightFields) -> None:
+def _on_call(calls: dict[str, _LoggedCall], place: Place, line: Line, fields: WeightFields) -> None:
     """Take a call as its caller, or the server, logged it."""
     rid = fields.rid
     if rid is None and fields.request_id is not None:
@@ -154,7 +154,7 @@ def _on_call(calls: dict[str, _ServedCall], place: Place, line: Line, fields: We
     call.fill("server", named or (place.stem if place.role == "server" else None))
 
 
-def _on_receive(calls: dict[str, _ServedCall], place: Place, line: Line, fields: WeightFields) -> None:
+def _on_receive(calls: dict[str, _LoggedCall], place: Place, line: Line, fields: WeightFields) -> None:
     call = _named(calls, fields.rid)
     if call is not None:
         call.fill("scheduler", place.stem)
@@ -163,19 +163,21 @@ def _on_receive(calls: dict[str, _ServedCall], place: Place, line: Line, fields:
         call.end_us = max(line.end_us, call.end_us or 0)
 
 
-def _on_admit(calls: dict[str, _ServedCall], place: Place, line: Line, fields: WeightFields) -> None:
+def _on_admit(calls: dict[str, _LoggedCall], place: Place, line: Line, fields: WeightFields) -> None:
     for call, node in _with_nodes(calls, fields):
         if call.admitted_us is None:
             call.fill("scheduler", place.stem)
             call.admitted_us, call.node = line.start_us, node
 
 
-def _on_first_tokens(calls: dict[str, _ServedCall], place: Place, line: Line, fields: WeightFields) -> None:
+def _on_first_tokens(calls: dict[str, _LoggedCall], place: Place, line: Line, fields: WeightFields) -> None:
     for call, node in _with_nodes(calls, fields):
         call.prompt_node, call.prompt_us = node, line.end_us  # a prompt in pieces ends with the last one
 
 
-def _with_nodes(calls: dict[str, _ServedCall], fields: WeightFields) -> Iterator[tuple[_ServedCall, int | None]]:
+def _with_nodes(
+    calls: dict[str, _LoggedCall], fields: WeightFields
+) -> Iterator[tuple[_LoggedCall, int | None]]:
     """Yield the calls of a batch, each with its node of the cache."""
     rids, nodes = fields.rids or [], fields.nodes or []
     nodes = nodes if len(nodes) == len(rids) else [None] * len(rids)
@@ -185,7 +187,7 @@ def _with_nodes(calls: dict[str, _ServedCall], fields: WeightFields) -> Iterator
             yield call, _integer(node)
 
 
-def _on_end(calls: dict[str, _ServedCall], place: Place, line: Line, fields: WeightFields) -> None:
+def _on_end(calls: dict[str, _LoggedCall], place: Place, line: Line, fields: WeightFields) -> None:
     for rid in fields.rids or ():
         call = _named(calls, rid)
         if call is not None:

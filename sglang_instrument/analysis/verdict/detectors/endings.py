@@ -120,10 +120,19 @@ def _deaths(evidence: Evidence) -> Iterator[Finding]:
         ]
         where = f"{step_name(unfinished.step, unfinished.validate)}: worker {unfinished.worker}"
         last = did_last(evidence, unfinished.step, unfinished.validate, unfinished.worker)
-        sentence = f"{where} {_end_of(unfinished, unfinished.done[unfinished.worker])}{f'; {last}' if last else ''}"
+        sentence = (
+            f"{where} {_end_of(unfinished, unfinished.done[unfinished.worker])}{f'; {last}' if last else ''}"
+        )
         numbers = {"ahead_sec": unfinished.ahead_sec, "workers": workers}
         yield Finding(
-            DEATH.name, "worker", 0.0, sentence, unfinished.step, unfinished.validate, unfinished.worker, evidence=numbers
+            DEATH.name,
+            "worker",
+            0.0,
+            sentence,
+            unfinished.step,
+            unfinished.validate,
+            unfinished.worker,
+            evidence=numbers,
         )
 
 

@@ -145,7 +145,9 @@ def _median_of_others(value: pl.Expr) -> pl.Expr:
     others = pl.len().cast(pl.Int64) - 1
     rank = value.rank("ordinal").cast(pl.Int64) - 1
     low, high = ((others - 1) // 2).clip(lower_bound=0), others // 2
-    at_low, at_high = (pl.min_horizontal(middle_rank + (rank <= middle_rank), others) for middle_rank in (low, high))
+    at_low, at_high = (
+        pl.min_horizontal(middle_rank + (rank <= middle_rank), others) for middle_rank in (low, high)
+    )
     middle = (value.sort().gather(at_low) + value.sort().gather(at_high)) / 2
     return pl.when(pl.len().over("validate") > 1).then(middle.over("validate"))
 

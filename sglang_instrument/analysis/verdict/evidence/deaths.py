@@ -66,7 +66,11 @@ def unfinished_steps(digest: Digest, files: Sequence[File]) -> list[UnfinishedSt
     met = digest.barriers.select(STEP).unique()
     done = closed & set(met.iter_rows())
     judged = [_judge(digest, end) for end in _ends(digest, files) if end.step not in done]
-    return [unfinished for unfinished in judged if unfinished.worker is not None or (unfinished.step, unfinished.validate) not in closed]
+    return [
+        unfinished
+        for unfinished in judged
+        if unfinished.worker is not None or (unfinished.step, unfinished.validate) not in closed
+    ]
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,16 @@ def _ends(digest: Digest, files: Sequence[File]) -> Iterator[_End]:
     waiting = set(_at_barriers(files))
     for step in sorted({step for step, _ in unclosed}):
         last = {worker: of_sign for (sign_us, worker), of_sign in signs.items() if sign_us == step}
-        ended_here = [ending for ending in last if (step, ending) in unclosed and last[ending] == newest[ending]]
+        ended_here = [
+            ending for ending in last if (step, ending) in unclosed and last[ending] == newest[ending]
+        ]
         if ended_here:
             progress, missed = _progress(digest, step, last), _missed_report(digest, files, step, last)
-            at_work = [ending for ending in ended_here if progress.is_at_work(ending) and (step, ending) not in waiting]
+            at_work = [
+                ending
+                for ending in ended_here
+                if progress.is_at_work(ending) and (step, ending) not in waiting
+            ]
             at_work = [ending for ending in at_work if ending in missed] or at_work
             yield _End(step, last, progress, at_work, missed)
 

@@ -23,7 +23,9 @@ def did_last(evidence: Evidence, step: int, validate: bool, worker: int) -> str:
             inner = min(spans, key=lambda span: float(span.get("age_sec") or 0.0))
             frame = place_of(inner)
             at_frame = "" if frame is None else f", at {frame}"
-            return f"{spoken(inner)} had been running for {float(inner.get('age_sec') or 0.0):.0f} s{at_frame}"
+            return (
+                f"{spoken(inner)} had been running for {float(inner.get('age_sec') or 0.0):.0f} s{at_frame}"
+            )
     ended = evidence.digest.requests.filter(
         pl.col("error").ne_missing(UNENDED), step=step, validate=validate, worker=worker
     ).sort("end_us")
