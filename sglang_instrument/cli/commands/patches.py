@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import PatchTable as Grid
+from rich.table import Table as Grid
 
 from sglang_instrument.cli.tables import print_json, print_line, text
 from sglang_instrument.errors import InstrumentError, TargetError

@@ -5,7 +5,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Final
 
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Detector, Joiner
+from sglang_instrument.analysis.verdict.evidence.detector import Detector, Joiner, NamedCause
 
 
 def _defined() -> Iterator[Detector | Joiner]:
@@ -21,7 +21,7 @@ DETECTORS: Final = tuple(known for known in _ALL if isinstance(known, Detector))
 JOINERS: Final = tuple(known for known in _ALL if isinstance(known, Joiner))
 _ORDERED: Final = sorted(DETECTORS, key=lambda known: known.precedence)
 #: Every cause by its name, in the order of the documentation: as detectors look.
-CAUSES: Final[dict[str, Cause]] = {
+CAUSES: Final[dict[str, NamedCause]] = {
     cause.name: cause
     for causes in (*(known.causes for known in _ORDERED), *(known.causes for known in JOINERS))
     for cause in causes

@@ -6,12 +6,12 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import NOT_RECORDED, STEP, between_steps
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.effects import Limits, excess_of, slow_steps
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-BETWEEN_STEPS: Final = Cause(
+BETWEEN_STEPS: Final = NamedCause(
     "between-steps",
     "step",
     "until the next step began it took at least 1.2 times the usual. The trainer's phase that grew most is "

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, joiner
+from sglang_instrument.analysis.verdict.evidence.detector import NamedCause, joiner
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-COLD_START: Final = Cause(
+COLD_START: Final = NamedCause(
     "cold-start",
     "step",
     "in the first step of the run the engine or the preprocessing was slow on most workers. It joins all "

@@ -6,13 +6,13 @@ from typing import Any, Final
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.reading.last_open import place_of, spoken
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
 from sglang_instrument.analysis.verdict.evidence.hangs import find_hangs
 from sglang_instrument.analysis.verdict.evidence.last_words import did_last
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-HANG: Final = Cause(
+HANG: Final = NamedCause(
     "hang",
     "worker",
     "a step has no closing record, and its last `open_spans` names what was open for more than twice the "
@@ -20,7 +20,7 @@ HANG: Final = Cause(
     "named",
     "the stack in its last open_spans record says where it waits: `check LOGS`",
 )
-DEATH: Final = Cause(
+DEATH: Final = NamedCause(
     "death",
     "worker",
     "the run is over in a step that was not closed, and the silence of a worker is "

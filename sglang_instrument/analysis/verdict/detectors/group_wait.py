@@ -6,11 +6,11 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.asynchronous.fates import USED, logs_consumption
 from sglang_instrument.analysis.answers.asynchronous.staleness import group_table, with_staleness
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-GROUP_WAIT: Final = Cause(
+GROUP_WAIT: Final = NamedCause(
     "group-wait",
     "run",
     "waiting for the slowest member of their group made samples older by at least half a version in the "

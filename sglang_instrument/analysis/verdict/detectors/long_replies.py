@@ -11,7 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import chance_beyond, tail_of
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     excess_of,
@@ -20,7 +20,7 @@ from sglang_instrument.analysis.verdict.evidence.effects import (
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-LONG_REPLIES: Final = Cause(
+LONG_REPLIES: Final = NamedCause(
     "long-replies",
     "step, request",
     "replies were at least 1.3 times as long as usual in a whole step, or one reply was longer than chance "

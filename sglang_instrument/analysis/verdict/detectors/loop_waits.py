@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.loop import Loop, steady
 from sglang_instrument.analysis.ledger.loop_lanes import LoopLanes
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, Evidence
 
@@ -19,7 +19,7 @@ _NAMED_IF: Final = (
 )
 _NOT_PLANTED: Final = "a loop that waits in most of its steps is a shape of a run, not a delay of one step"
 CAUSES: Final = (
-    Cause(
+    NamedCause(
         "trainer-waits",
         "run",
         _NAMED_IF,
@@ -27,14 +27,14 @@ CAUSES: Final = (
         "`lengths LOGS`, its workers: `workers LOGS`",
         not_planted=_NOT_PLANTED,
     ),
-    Cause(
+    NamedCause(
         "rollout-waits",
         "run",
         _NAMED_IF,
         "the trainer decides, so that more servers save nothing; its parts: `loop LOGS`",
         not_planted=_NOT_PLANTED,
     ),
-    Cause(
+    NamedCause(
         "exposed-reward",
         "run",
         "in the median step, nothing but rewards goes on for at least 20 % of the loop's time",

@@ -4,11 +4,11 @@ from typing import Final
 
 from sglang_instrument.analysis.run.losses import missing_files
 from sglang_instrument.analysis.run.outside import paths_outside_steps
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-MISSING_FILE: Final = Cause(
+MISSING_FILE: Final = NamedCause(
     "missing-file",
     "worker",
     "a worker has no file in a step, though it has one in an earlier and a later step",

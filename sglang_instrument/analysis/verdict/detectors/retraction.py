@@ -6,11 +6,11 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.run.other_logs import rows_of_foreign
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
 
-RETRACTION: Final = Cause(
+RETRACTION: Final = NamedCause(
     "retraction",
     "worker",
     "in the log of an SGLang server, decoding was at most half as fast a request after the first retraction "

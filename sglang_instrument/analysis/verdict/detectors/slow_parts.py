@@ -8,7 +8,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import Draws
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
 from sglang_instrument.analysis.verdict.evidence.outside import PART_LIMITS, StepPart
@@ -20,7 +20,7 @@ _WORDS: Final = {"postprocess": "post-processing", "late start": "late-start"}
 _OF_OTHER_DETECTORS: Final = frozenset({"engine", "tool", "interaction", "reward", "barrier"})
 _SIMULATED: Final = frozenset({"preprocess", "postprocess", "broadcast", "cache"})
 PARTS: Final = tuple(
-    Cause(
+    NamedCause(
         _WORDS.get(phase, phase),
         "step, worker",
         "a part outside of requests took at least 1.5 times the usual: on most workers that have it, or on "
@@ -31,7 +31,7 @@ PARTS: Final = tuple(
     for phase in PHASES
     if phase not in _OF_OTHER_DETECTORS
 )
-BARRIER: Final = Cause(
+BARRIER: Final = NamedCause(
     "barrier",
     "step",
     "the shortest waits at the step's barriers took at least 1.5 times the usual: nobody waited for a "
@@ -39,14 +39,14 @@ BARRIER: Final = Cause(
     _ADVICE,
     not_planted="workers of the simulator leave a barrier as soon as the last one comes",
 )
-LATE_START: Final = Cause(
+LATE_START: Final = NamedCause(
     "late-start",
     "worker, step",
     "a worker began its step later than the first one, where its peers did not",
     _ADVICE,
     not_planted="workers of the simulator begin a step at the same time",
 )
-UNACCOUNTED: Final = Cause(
+UNACCOUNTED: Final = NamedCause(
     "unaccounted",
     "step, worker",
     "time that no recorded part covers was at least 1.5 times the usual",

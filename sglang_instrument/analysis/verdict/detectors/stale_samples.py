@@ -6,11 +6,11 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.asynchronous.fates import USED, logs_consumption
 from sglang_instrument.analysis.answers.asynchronous.staleness import with_staleness
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-STALE_SAMPLES: Final = Cause(
+STALE_SAMPLES: Final = NamedCause(
     "stale-samples",
     "run",
     "a step took samples that are more versions old than the trainer allows, by "

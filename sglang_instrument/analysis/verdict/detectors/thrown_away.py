@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from sglang_instrument.analysis.answers.asynchronous.fates import REASONS
 from sglang_instrument.analysis.answers.asynchronous.waste import totals, waste_table
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-THROWN_AWAY: Final = Cause(
+THROWN_AWAY: Final = NamedCause(
     "thrown-away",
     "run",
     "at least a quarter of the generated tokens, and 8 requests, "

@@ -11,14 +11,14 @@ from sglang_instrument.analysis.answers.weights.records import weight_spans
 from sglang_instrument.analysis.answers.weights.served import CALLS, served_calls
 from sglang_instrument.analysis.answers.weights.updates import updates_of
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.verdict.evidence.detector import Cause, Findings, detector
+from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _NOT_PLANTED: Final = (
     "the simulated engines keep their weights; tests/support/planted_weights.py makes such runs"
 )
-STALE_PREFIX: Final = Cause(
+STALE_PREFIX: Final = NamedCause(
     "stale-prefix",
     "run",
     "calls were served from a cached prefix that [older weights](../how-to/weights.md) computed: weights "
@@ -27,7 +27,7 @@ STALE_PREFIX: Final = Cause(
     "in flight prevent it; `weights LOGS --lineage` names the calls",
     not_planted=_NOT_PLANTED,
 )
-WRONG_LABEL: Final = Cause(
+WRONG_LABEL: Final = NamedCause(
     "wrong-label",
     "run",
     "replies say a version of the weights that their server did not have at their end, within a second",
@@ -35,7 +35,7 @@ WRONG_LABEL: Final = Cause(
     "`weights LOGS --lineage` names the replies",
     not_planted=_NOT_PLANTED,
 )
-ABORTING_UPDATE: Final = Cause(
+ABORTING_UPDATE: Final = NamedCause(
     "aborting-update",
     "run",
     "a weight update aborted at least half of the calls that ran when it began, and their requests did not "
@@ -43,7 +43,7 @@ ABORTING_UPDATE: Final = Cause(
     "pause in place, or let the rollout go on with what was written; `weights LOGS` shows each update",
     not_planted=_NOT_PLANTED,
 )
-SLOW_UPDATE: Final = Cause(
+SLOW_UPDATE: Final = NamedCause(
     "slow-update",
     "run",
     "one server had its weights at least a second, and half a transfer, after all others",

@@ -24,7 +24,7 @@ class Draws:
 
         Args:
             reached: The value in question.
-            excluded: Values that do not count, such as those of its owner, in ascending order; None if all do.
+            excluded: Values that do not count, as those of its owner, in ascending order; None if all do.
             fewest: The number of others needed to extrapolate beyond the largest of them.
         """
         excluded = self._values[:0] if excluded is None else excluded

@@ -32,7 +32,7 @@ class Precedence(IntEnum):
 
 
 @dataclass(frozen=True)
-class Cause:
+class NamedCause:
     """A cause that findings name.
 
     Attributes:
@@ -76,7 +76,7 @@ class Detector:
     """
 
     find: Find
-    causes: tuple[Cause, ...]
+    causes: tuple[NamedCause, ...]
     precedence: Precedence
     needs_steps: bool
 
@@ -100,7 +100,7 @@ class Joiner:
     """
 
     join: Join
-    causes: tuple[Cause, ...]
+    causes: tuple[NamedCause, ...]
 
     @property
     def name(self) -> str:
@@ -109,12 +109,12 @@ class Joiner:
 
 
 def detector(
-    *causes: Cause, precedence: Precedence = Precedence.NO_CALLS, needs_steps: bool = True
+    *causes: NamedCause, precedence: Precedence = Precedence.NO_CALLS, needs_steps: bool = True
 ) -> Callable[[Find], Detector]:
     """Make a function that yields findings a detector of these causes; the other arguments are its fields."""
     return lambda find: Detector(find, causes, precedence, needs_steps)
 
 
-def joiner(cause: Cause) -> Callable[[Join], Joiner]:
+def joiner(cause: NamedCause) -> Callable[[Join], Joiner]:
     """Make a function from findings to findings the joiner of this cause."""
     return lambda join: Joiner(join, (cause,))

@@ -19,7 +19,7 @@ _REQUEST: Final = ["step", "validate", "worker", "request_id"]
 
 
 @dataclass(frozen=True)
-class Hang:
+class OpenHang:
     """The spans in which a worker hung, by its last report.
 
     Attributes:
@@ -35,7 +35,7 @@ class Hang:
     blocks_loop: bool = False
 
 
-def find_hangs(digest: Digest, files: Sequence[File]) -> list[Hang]:
+def find_hangs(digest: Digest, files: Sequence[File]) -> list[OpenHang]:
     """Return the hangs in steps that never ended; a step that is merely long is no hang."""
     reports = last_open_reports(files)
     blocked = _blocked(files)
@@ -52,11 +52,11 @@ def find_hangs(digest: Digest, files: Sequence[File]) -> list[Hang]:
         spans = [span for span in _spans(control) if _hangs(span, longest, logged_later)]
         if spans:
             waits = _phases(control) <= {"step", "barrier"}
-            hangs.append(Hang(file, sorted(spans, key=_age), waits))
+            hangs.append(OpenHang(file, sorted(spans, key=_age), waits))
     return hangs
 
 
-def _blocked(files: Sequence[File]) -> list[Hang]:
+def _blocked(files: Sequence[File]) -> list[OpenHang]:
     """Return the event loops that were blocked when their logs ended, for longer than any before."""
     before = [block.duration_sec or 0.0 for _, block in controls_of(files, LOOP_BLOCK)]
     least_sec = max(_BLOCKED_SEC, _TIMES * max(before, default=0.0))
@@ -70,7 +70,7 @@ def _blocked(files: Sequence[File]) -> list[Hang]:
                 "request_id": named.request_id,
             }
             span |= {"turn": named.turn, "age_sec": named.age_sec, "place": named.place, "stack": named.stack}
-            hangs.append(Hang(file, [span], waits=False, blocks_loop=True))
+            hangs.append(OpenHang(file, [span], waits=False, blocks_loop=True))
     return hangs
 
 

@@ -8,16 +8,16 @@ from sglang_instrument.analysis.answers.gaps import loop_blocks
 from sglang_instrument.analysis.ledger.deciding_paths import one_at_a_time, sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-BLOCKED_LOOP: Final = Cause(
+BLOCKED_LOOP: Final = NamedCause(
     "blocked-loop",
     "worker, step",
     "code blocked the event loop. The sampled frame names it. It is the step's if more than half of its "

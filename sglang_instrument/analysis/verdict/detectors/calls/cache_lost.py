@@ -6,9 +6,9 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
@@ -25,7 +25,7 @@ from sglang_instrument.analysis.verdict.evidence.routed import (
 )
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-CACHE_LOST: Final = Cause(
+CACHE_LOST: Final = NamedCause(
     "cache-lost",
     "step",
     "the caches of the engines had [less than half as much](#servers-and-their-caches) of the "

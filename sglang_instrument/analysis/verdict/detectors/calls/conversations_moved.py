@@ -6,9 +6,9 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
@@ -26,7 +26,7 @@ from sglang_instrument.analysis.verdict.evidence.routed import (
 )
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-CONVERSATIONS_MOVED: Final = Cause(
+CONVERSATIONS_MOVED: Final = NamedCause(
     "conversations-moved",
     "step, run",
     "later calls went to servers [without their conversation](#servers-and-their-caches), which read it "

@@ -10,9 +10,9 @@ from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.calls import KINDS
 from sglang_instrument.analysis.verdict.evidence.chance import Array, Draws, chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
@@ -22,10 +22,10 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, 
 _NAMED_IF: Final = (
     "[some calls](#some-slow-calls), at most half of a worker's, took far longer than usual: one, or several"
 )
-SLOW_CALL: Final = Cause(
+SLOW_CALL: Final = NamedCause(
     "slow-call", "request", _NAMED_IF, "what that call waited for: `requests LOGS --request {request}`"
 )
-SLOW_CALLS: Final = Cause(
+SLOW_CALLS: Final = NamedCause(
     "slow-calls",
     "worker, step",
     _NAMED_IF,

@@ -10,9 +10,9 @@ from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.calls import less_time
 from sglang_instrument.analysis.verdict.evidence.chance import Draws, chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
@@ -28,7 +28,7 @@ _TURNS: Final = "the calls: `turns LOGS{step}{worker}`"
 #: Where to look at a slow engine, whatever else is known of it.
 LOOK_AT_ENGINE: Final = "`workers LOGS{step}{worker}`, `profile capture{workers}`"
 CAUSES: Final = (
-    Cause(
+    NamedCause(
         "engine",
         "step, worker",
         _NAMED_IF,
@@ -36,14 +36,14 @@ CAUSES: Final = (
         advice_of_step="look at what the engines share: weights, settings, batch sizes, hosts; "
         "`workers LOGS{step}`, `profile capture`",
     ),
-    Cause(
+    NamedCause(
         "tool",
         "step, worker",
         _NAMED_IF,
         f"{_TURNS}; look at what the tools share: a service, a sandbox, a limit of calls at once",
     ),
-    Cause("interaction", "step, worker", _NAMED_IF, f"{_TURNS}; look at what the interactions share"),
-    Cause(
+    NamedCause("interaction", "step, worker", _NAMED_IF, f"{_TURNS}; look at what the interactions share"),
+    NamedCause(
         "reward",
         "step, worker",
         _NAMED_IF,

@@ -8,9 +8,9 @@ import polars as pl
 from sglang_instrument.analysis.answers.lengths import speculation_table
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
@@ -18,7 +18,7 @@ from sglang_instrument.analysis.verdict.evidence.effects import excess_of, find_
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-SPECULATION: Final = Cause(
+SPECULATION: Final = NamedCause(
     "speculation",
     "run",
     "the tokens that speculative decoding accepts a verification [fell](#growth) over the training steps. "

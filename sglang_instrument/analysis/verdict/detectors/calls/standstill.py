@@ -9,16 +9,16 @@ from sglang_instrument.analysis.ledger.deciding_paths import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-STANDSTILL: Final = Cause(
+STANDSTILL: Final = NamedCause(
     "standstill",
     "worker, step",
     "for more than 2 s no engine call of a worker began or ended, at least 3 calls ran throughout, and "

@@ -7,9 +7,9 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
@@ -19,7 +19,7 @@ from sglang_instrument.analysis.verdict.evidence.outside import StepPart
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.work import UNITS, Work
 
-TREND: Final = Cause(
+TREND: Final = NamedCause(
     "trend",
     "run",
     "engine, tools, interactions, rewards, a part or the time between steps [grew](#growth)",

@@ -8,9 +8,9 @@ import polars as pl
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
-    Cause,
     Explained,
     Findings,
+    NamedCause,
     Precedence,
     detector,
 )
@@ -18,7 +18,7 @@ from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_o
 from sglang_instrument.analysis.verdict.evidence.routed import NOT_PLANTED, in_step_of, lost_by
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
-UNEVEN_SERVERS: Final = Cause(
+UNEVEN_SERVERS: Final = NamedCause(
     "uneven-servers",
     "step",
     "one server got more conversations than chance explains and 1.3 times the mean time in calls, and "
