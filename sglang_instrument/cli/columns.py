@@ -63,16 +63,16 @@ def write(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[tup
             kind,
             [
                 size
-                for one, own in zip(columns, cells, strict=True)
-                if one.printed == kind
-                for size in _sizes(own)
+                for column, column_cells in zip(columns, cells, strict=True)
+                if column.printed == kind
+                for size in _sizes(column_cells)
             ],
         )
         for kind in _TIMES
     }
     return [
-        _written(column, own, *units.get(column.printed, (1.0, "")))
-        for column, own in zip(columns, cells, strict=True)
+        _written(column, column_cells, *units.get(column.printed, (1.0, "")))
+        for column, column_cells in zip(columns, cells, strict=True)
     ]
 
 
@@ -92,7 +92,7 @@ def _sizes(cells: Iterable[Cell]) -> list[float]:
 def _unit(kind: str, sizes: list[float]) -> tuple[float, str]:
     largest = max(sizes, default=1.0)
     below_ms = kind == "fine time" and min(sizes, default=1.0) < 1e-3
-    return next((one for one in UNITS[below_ms:] if largest >= 0.1 * one[0]), UNITS[-1])
+    return next(((scale, unit) for scale, unit in UNITS[below_ms:] if largest >= 0.1 * scale), UNITS[-1])
 
 
 def _digits(kind: str, sizes: list[float]) -> int:

@@ -16,7 +16,7 @@ def duration(sec: float | None) -> str:
 def durations(seconds: Sequence[float | None]) -> list[str]:
     """Return durations in one unit."""
     largest = max((abs(sec) for sec in seconds if sec), default=1.0)
-    scale, unit = next((one for one in UNITS if largest >= 0.1 * one[0]), UNITS[-1])
+    scale, unit = next(((scale, unit) for scale, unit in UNITS if largest >= 0.1 * scale), UNITS[-1])
     return [NOTHING if sec is None else f"{significant(sec / scale)} {unit}" for sec in seconds]
 
 

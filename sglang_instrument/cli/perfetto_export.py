@@ -85,7 +85,7 @@ def _write_run(
         named = ", ".join(f"{process} {sec:+.3f} s" for process, sec in sorted(shifted.items()))
         said.append(f"clocks were aligned: {named}")
     ahead = {name: round(sec * 1e6) for name, sec in (shifted or {}).items()}
-    return written.window_ns, {host: one * 1000 for host, one in hosts_ahead_us(run, ahead).items()}
+    return written.window_ns, {host: host_us * 1000 for host, host_us in hosts_ahead_us(run, ahead).items()}
 
 
 def _write_traces(

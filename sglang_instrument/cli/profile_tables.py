@@ -49,15 +49,18 @@ TABLES: Final = {
 
 def print_outcomes(outcomes: Sequence[SwitchOutcome]) -> None:
     """Print a row a worker, and below the errors and notices of each."""
-    rows = [(f"{one.number}  {one.url}", one.state, one.engine or None, one.sec) for one in outcomes]
-    well = sum(one.ok for one in outcomes)
+    rows = [
+        (f"{outcome.number}  {outcome.url}", outcome.state, outcome.engine or None, outcome.sec)
+        for outcome in outcomes
+    ]
+    well = sum(outcome.ok for outcome in outcomes)
     failed = "" if well == len(outcomes) else f", {len(outcomes) - well} failed"
     print_table(_OUTCOMES, rows, title=f"{well} of {len(outcomes)} workers{failed}")
-    for one in outcomes:
-        if one.words:
-            print_line(f"worker {one.number}, {one.url}: {one.words}")
-    for notice in dict.fromkeys(notice for one in outcomes for notice in one.notices):
-        who = [str(one.number) for one in outcomes if notice in one.notices]
+    for outcome in outcomes:
+        if outcome.words:
+            print_line(f"worker {outcome.number}, {outcome.url}: {outcome.words}")
+    for notice in dict.fromkeys(notice for outcome in outcomes for notice in outcome.notices):
+        who = [str(outcome.number) for outcome in outcomes if notice in outcome.notices]
         print_line(f"worker {', '.join(who)}: {notice}")
 
 
@@ -99,13 +102,17 @@ def print_findings(findings: Sequence[CheckResult]) -> None:
     """Print what was checked, and below what is wrong."""
     marks = {True: "ok", False: "wrong", None: "?"}
     rows = [
-        (f"{'' if one.number is None else f'{one.number}  '}{one.url}", one.what, marks[one.ok])
-        for one in findings
+        (
+            f"{'' if result.number is None else f'{result.number}  '}{result.url}",
+            result.what,
+            marks[result.ok],
+        )
+        for result in findings
     ]
     print_table(_FINDINGS, rows, title="profilers, before they are started")
-    for one in findings:
-        if one.words and one.ok is not True:
-            print_line(f"{one.url}: {one.what}: {one.words}")
+    for result in findings:
+        if result.words and result.ok is not True:
+            print_line(f"{result.url}: {result.what}: {result.words}")
 
 
 def size(count: float) -> str:

@@ -34,7 +34,7 @@ def look(mark: str, trainers: list[str]) -> dict[str, Any]:
         "shared": Path(mark).exists(),
         "error": error,
         "locks": locks,
-        "packages": {name: found for name, found in packages.items() if found is not None},
+        "packages": {name: installed for name, installed in packages.items() if installed is not None},
     }
 
 

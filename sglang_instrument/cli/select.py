@@ -77,10 +77,10 @@ def add_step(parser: argparse.ArgumentParser, words: str) -> None:
 
 def _step_range(text: str) -> range:
     """Return the steps that `12` or `12-20` means."""
-    found = re.fullmatch(r"(-?[0-9]+)(?:-(-?[0-9]+))?", text)
-    if found is None:
+    match = re.fullmatch(r"(-?[0-9]+)(?:-(-?[0-9]+))?", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"must be a step or a range, such as 12 or 12-20, got {text!r}")
-    chosen = range(int(found[1]), int(found[2] or found[1]) + 1)
+    chosen = range(int(match[1]), int(match[2] or match[1]) + 1)
     if not chosen:
         raise argparse.ArgumentTypeError(f"{text!r} ends before it begins")
     return chosen
@@ -142,23 +142,23 @@ def steps_of(run: Run, args: argparse.Namespace, digest: Digest | None = None) -
     Raises:
         LogError: There is no such step or worker. The message names the nearest.
     """
-    there = (run.digest if digest is None else digest).steps
-    steps = steps_among(run.name, there, args) if args.step else None
+    rows = (run.digest if digest is None else digest).steps
+    steps = steps_among(run.name, rows, args) if args.step else None
     worker = getattr(args, "worker", None)
     if worker is not None:
-        workers = there.filter(within(steps), validate=args.validate)["worker"]
+        workers = rows.filter(within(steps), validate=args.validate)["worker"]
         _demand(run.name, "worker", range(worker, worker + 1), workers)
     return steps
 
 
-def steps_among(run: str, there: pl.DataFrame, args: argparse.Namespace) -> list[int]:
+def steps_among(run: str, rows: pl.DataFrame, args: argparse.Namespace) -> list[int]:
     """Return the chosen steps among rows with `step` and `validate`, in order.
 
     Raises:
         LogError: There is no such step. The message names the run, and the nearest.
     """
     kind = "validation step" if args.validate else "step"
-    numbers = there.filter(validate=args.validate)["step"]
+    numbers = rows.filter(validate=args.validate)["step"]
     return sorted({step for wanted in args.step for step in _demand(run, kind, wanted, numbers)})
 
 
@@ -167,21 +167,21 @@ def named(steps: Sequence[int] | None, *, validate: bool = False) -> str:
     kind = "validation" if validate else "step"
     if steps is None:
         return ", validations" if validate else ""
-    runs: list[list[int]] = []
+    stretches: list[list[int]] = []
     for step in steps:
-        if runs and step == runs[-1][-1] + 1:
-            runs[-1].append(step)
+        if stretches and step == stretches[-1][-1] + 1:
+            stretches[-1].append(step)
         else:
-            runs.append([step])
-    spans = (f"{own[0]}-{own[-1]}" if len(own) > 1 else str(own[0]) for own in runs)
+            stretches.append([step])
+    spans = (f"{stretch[0]}-{stretch[-1]}" if len(stretch) > 1 else str(stretch[0]) for stretch in stretches)
     return f", {kind}{'s' if len(steps) > 1 else ''} {', '.join(spans)}"
 
 
-def _demand(run: str, kind: str, wanted: range, there: pl.Series) -> list[int]:
+def _demand(run: str, kind: str, wanted: range, recorded: pl.Series) -> list[int]:
     """Return the wanted numbers that the run has; at least one."""
-    numbers: list[int] = there.drop_nulls().unique().sort().to_list()
-    if found := [number for number in numbers if number in wanted]:
-        return found
+    numbers: list[int] = recorded.drop_nulls().unique().sort().to_list()
+    if chosen := [number for number in numbers if number in wanted]:
+        return chosen
     if not numbers:
         raise LogError(f"{run}: no {kind} has a record yet")
     nearest = sorted(sorted(numbers, key=lambda number: abs(number - wanted[0]))[:3])

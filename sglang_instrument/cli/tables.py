@@ -108,12 +108,14 @@ def print_table(
             width=widths[index] + (0 if index else min(0, spare)),
         )
     for number, row in enumerate(rows):
-        table.add_row(*(text(written[at][1][number], _style(columns[at], row[at])) for at in shown))
+        table.add_row(
+            *(text(written[index][1][number], _style(columns[index], row[index])) for index in shown)
+        )
     if title.startswith("\n"):  # print an empty line between two tables
         console.print()
     console.print(text(title.removeprefix("\n"), "bold"), soft_wrap=console.width == _UNLIMITED)
     console.print(table)
-    if hidden := [column.header for at, column in enumerate(columns) if at not in shown]:
+    if hidden := [column.header for index, column in enumerate(columns) if index not in shown]:
         print_line(f"{console.width} columns leave out: {', '.join(hidden)}; `| less -S` shows all", "dim")
     if explained:
         print_line("--explain says what each column is", "dim")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sglang_instrument.traces.run import IdleInStep
 
 
-def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
+def beside_run(analysis: Analysis, opened: Run) -> list[IdleInStep]:
     """Return how idle the engines were in the steps that ran meanwhile, and what requests waited for then."""
     import polars as pl
 
@@ -26,8 +26,8 @@ def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
     start, length = pl.col("start_us") - of_worker(ahead), (pl.col("duration_sec") * 1e6).cast(pl.Int64)
     steps = worker_steps(opened.digest.of_workers()).with_columns(start_us=start, end_us=start + length)
     rows = []
-    for one in found.traces:
-        trace = _moved(one, hosts.get(one.host or "", 0))
+    for analysed in analysis.traces:
+        trace = _moved(analysed, hosts.get(analysed.host or "", 0))
         begun = trace.start_us or 0
         during = steps.filter(
             (pl.col("start_us") < begun + round(trace.window_sec * 1e6)) & (pl.col("end_us") > begun)
@@ -57,8 +57,8 @@ def _moved(trace: TraceAnalysis, ahead_us: int) -> TraceAnalysis:
     return replace(trace, start_us=trace.start_us - ahead_us, idle=idle)
 
 
-def trace_rows(found: Analysis, joined: Sequence[IdleInStep]) -> dict[str, Any]:
+def trace_rows(analysis: Analysis, joined: Sequence[IdleInStep]) -> dict[str, Any]:
     """Return what `trace analyze --json` prints."""
-    answer: dict[str, Any] = {"folder": found.folder, "slow": found.slow, "sentence": found.sentence}
-    answer |= {"ranks": found.ranks, "traces": [one.as_json() for one in found.traces]}
-    return answer | {"steps": [asdict(one) for one in joined], "unreadable": found.unreadable}
+    answer: dict[str, Any] = {"folder": analysis.folder, "slow": analysis.slow, "sentence": analysis.sentence}
+    answer |= {"ranks": analysis.ranks, "traces": [trace.as_json() for trace in analysis.traces]}
+    return answer | {"steps": [asdict(step) for step in joined], "unreadable": analysis.unreadable}

@@ -31,7 +31,6 @@ NOT_DONE = {
     "sglang_instrument/analysis/long_runs",
     "sglang_instrument/analysis/run",
     "sglang_instrument/analysis/store",
-    "sglang_instrument/cli",
     "sglang_instrument/live",
     "sglang_instrument/recording/watch",
     "tests/analysis",

@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
         clocks = clock_table(opened.digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
-        found = findings_of(opened)
-    deaths = [one for one in found if one.cause == "death"]
+        findings = findings_of(opened)
+    deaths = [finding for finding in findings if finding.cause == "death"]
     health, still_open = opened.health, unended_spans(opened)
     without_records = workers_without_records(opened)
     unclosed = {(step, worker) for step, _, worker in health.unclosed}
@@ -78,15 +78,15 @@ def run(args: argparse.Namespace) -> int:
                 "round_trips": pairs.to_dicts(),
                 "without_records": without_records,
                 "seen": seen,
-                "deaths": [{name: getattr(one, name) for name in _OF_DEATHS} for one in deaths],
+                "deaths": [{name: getattr(death, name) for name in _OF_DEATHS} for death in deaths],
             }
         )
         return int(wrong > 0)
     print_line(f"{opened.name}: {health.sentence()}")
     for span in still_open:
         print_line(_describe(span))
-    for one in deaths:
-        print_line(one.sentence)
+    for death in deaths:
+        print_line(death.sentence)
     for sighting in seen:
         silent = duration((sighting["seen_us"] - sighting["since_us"]) / 1e6)
         print_line(f"a follower saw in step {sighting['step']}, silent for {silent}: {sighting['sentence']}")
@@ -108,6 +108,6 @@ def _describe(span: dict[str, Any]) -> str:
 
     turn = "" if span["turn"] is None or span["request_id"] is None else f", turn {span['turn'] + 1}"
     place = place_of(span)
-    at = "" if place is None else f", at {place}"
+    where = "" if place is None else f", at {place}"
     killed = "" if span["pid"] is None else f" or longer when its process {span['pid']} ended"
-    return f"{span['file']}: {spoken(span)}{turn} was open for {duration(span['age_sec'])}{killed}{at}"
+    return f"{span['file']}: {spoken(span)}{turn} was open for {duration(span['age_sec'])}{killed}{where}"

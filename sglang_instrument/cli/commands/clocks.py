@@ -36,8 +36,10 @@ def print_clocks(pairs: pl.DataFrame, processes: pl.DataFrame) -> None:
     for row in apart:
         if row["by"].startswith("round"):
             offset = f"{row['offset_sec']:+.3f} s +- {row['residual_sec']:.3f} s"
-            found = f"the clock of {row['process']} differs from {whose} by {offset}, measured by {row['by']}"
-            print_line(found + _same_clock(row, apart))
+            sentence = (
+                f"the clock of {row['process']} differs from {whose} by {offset}, measured by {row['by']}"
+            )
+            print_line(sentence + _same_clock(row, apart))
     for row in pairs.iter_rows(named=True):
         if row["low_sec"] > row["high_sec"] and not row["same_clock"]:
             print_line(_drifts(row))
@@ -45,7 +47,11 @@ def print_clocks(pairs: pl.DataFrame, processes: pl.DataFrame) -> None:
 
 def _same_clock(row: dict[str, Any], apart: Sequence[dict[str, Any]]) -> str:
     """Return the other processes that read the same clock, and so have the same offset."""
-    same = [one for one in apart if one["by"].startswith("same") and one["offset_sec"] == row["offset_sec"]]
+    same = [
+        other
+        for other in apart
+        if other["by"].startswith("same") and other["offset_sec"] == row["offset_sec"]
+    ]
     return f"; the same clock: {_listed(same)}" if same else ""
 
 

@@ -212,8 +212,8 @@ def _row(node: NodeReport) -> tuple[Cell, ...]:
 
 def _missing(outcome: CollectOutcome) -> Iterator[str]:
     lines = [
-        f"{one.path} of {one.node}: {one.held_bytes:,} of {count(one.bytes)} bytes"
-        for one in outcome.missing.values()
+        f"{file.path} of {file.node}: {file.held_bytes:,} of {count(file.bytes)} bytes"
+        for file in outcome.missing.values()
     ]
     yield from _some("missing", lines)
     if lines or any(node.error for node in outcome.nodes.values()):

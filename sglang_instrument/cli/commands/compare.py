@@ -87,30 +87,32 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         first, second = select.open_logs(args, args.a, progress), select.open_logs(args, args.b, progress)
         compared = compare_runs(first, second)
-    for one, its_steps in ((first, compared.steps), (second, compared.other_steps)):
+    for opened, its_steps in ((first, compared.steps), (second, compared.other_steps)):
         if not its_steps:
-            raise InstrumentError(f"{one.folder}: no training step has a record yet")
+            raise InstrumentError(f"{opened.folder}: no training step has a record yet")
     settings, other_settings = settings_of(first.home), settings_of(second.home)
     differences = differing_settings(settings, other_settings)
     rows = compared.table.to_dicts()
-    told = compared.outcomes(conditions)
+    condition_rows = compared.outcomes(conditions)
     if args.json:
         steps = {"steps_a": compared.steps, "steps_b": compared.other_steps}
         left_out = {"left_out_a": compared.left_out, "left_out_b": compared.other_left_out}
         cold = {"cold_a": compared.cold, "cold_b": compared.other_cold}
-        found = {"paired": compared.paired, "metrics": rows, "conditions": told}
-        found["settings"] = json_of(differences)
-        print_json({"a": first.logs, "b": second.logs, **steps, **left_out, **cold, **found})
+        answer = {"paired": compared.paired, "metrics": rows, "conditions": condition_rows}
+        answer["settings"] = json_of(differences)
+        print_json({"a": first.logs, "b": second.logs, **steps, **left_out, **cold, **answer})
     else:
         print_differences(differences, bool(settings and other_settings))
-        _print(f"{second.name} against {first.name}", compared, rows, told)
-    if told:
-        outcomes = {one["outcome"] for one in told}
+        _print(f"{second.name} against {first.name}", compared, rows, condition_rows)
+    if condition_rows:
+        outcomes = {condition["outcome"] for condition in condition_rows}
         return 1 if "holds" in outcomes else 3 if outcomes & {_TOO_FEW, _NOT_MEASURED} else 0
     return 0 if any(row["verdict"] in _TOLD for row in rows) else 3
 
 
-def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
+def _print(
+    title: str, compared: Comparison, rows: list[dict[str, Any]], condition_rows: list[dict[str, Any]]
+) -> None:
     from sglang_instrument.analysis.changes.conclusion import conclusion_of
     from sglang_instrument.analysis.changes.metrics import counted_by
 
@@ -132,15 +134,21 @@ def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: l
     print_told("conclusion", concluded.sentence, _STYLES[concluded.outcome])
     for point in concluded.points:
         print_line(point)
-    for one in told:
-        ratio = "not in both runs" if one["ratio"] is None else f"{one['ratio']:.3f} ({_interval(one)})"
-        if one["outcome"] == _TOO_FEW:
-            print_line(f"too few steps: {one['condition']}: {ratio}; needed: {_needed(one)} of each run")
-        elif one["outcome"] == _NOT_MEASURED:
-            print_line(f"not measured: {one['condition']}: {ratio}")
+    for condition in condition_rows:
+        ratio = (
+            "not in both runs"
+            if condition["ratio"] is None
+            else f"{condition['ratio']:.3f} ({_interval(condition)})"
+        )
+        if condition["outcome"] == _TOO_FEW:
+            print_line(
+                f"too few steps: {condition['condition']}: {ratio}; needed: {_needed(condition)} of each run"
+            )
+        elif condition["outcome"] == _NOT_MEASURED:
+            print_line(f"not measured: {condition['condition']}: {ratio}")
         else:
-            word = "failed" if one["outcome"] == "holds" else "passed"
-            print_line(f"{word}: {one['condition']}: {ratio}")
+            word = "failed" if condition["outcome"] == "holds" else "passed"
+            print_line(f"{word}: {condition['condition']}: {ratio}")
 
 
 def _in_one_unit(row: dict[str, Any]) -> list[str]:
@@ -169,9 +177,9 @@ def _condition(text: str) -> Condition:
     from sglang_instrument.analysis.changes.compare import Condition
     from sglang_instrument.analysis.changes.metrics import METRICS
 
-    found = _CONDITION.match(text)
-    if found is None or found[1] not in METRICS or not float(found[3]):
+    match = _CONDITION.match(text)
+    if match is None or match[1] not in METRICS or not float(match[3]):
         raise InstrumentError(
             f"--fail-if {text!r}: must be like 'engine > 1.05x'; metrics: {', '.join(METRICS)}"
         )
-    return Condition(found[1], found[2] == ">", float(found[3]))
+    return Condition(match[1], match[2] == ">", float(match[3]))

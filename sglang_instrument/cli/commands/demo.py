@@ -288,12 +288,12 @@ def _worth_a_look(folder: Path, most: str) -> tuple[str, str]:
     from sglang_instrument.analysis.verdict.verdict import findings_of
 
     run = open_run(folder)
-    for found in findings_of(run, over=True):
-        if found.step is not None and not found.validate:
-            return f" --step {found.step}", "" if found.worker is None else f" --worker {found.worker}"
+    for finding in findings_of(run, over=True):
+        if finding.step is not None and not finding.validate:
+            return f" --step {finding.step}", "" if finding.worker is None else f" --worker {finding.worker}"
     steps = step_table(run.digest).filter(validate=False).drop_nulls("slowest_worker").sort(most)
-    for one in steps.tail(1).to_dicts():
-        return f" --step {one['step']}", f" --worker {one['slowest_worker']}"
+    for step in steps.tail(1).to_dicts():
+        return f" --step {step['step']}", f" --worker {step['slowest_worker']}"
     return "", ""
 
 

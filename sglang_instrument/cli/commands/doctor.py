@@ -8,9 +8,9 @@ import shutil
 import site
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sglang_instrument import __version__, native
 from sglang_instrument import config as settings
@@ -39,19 +39,19 @@ ENGINE: Final = "sglang"  # its tables know calls of the engine, and neither ste
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """The result of one check.
 
     Attributes:
         about: What was checked.
         ok: Whether it is as it should be; None where the reader has to judge.
-        found: What was found.
+        result: What was found; `found` in JSON.
         todo: What to do if it is not ok.
     """
 
     about: str
     ok: bool | None
-    found: str
+    result: str
     todo: str = ""
 
 
@@ -68,19 +68,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each finding."""
-    findings = list(examine(args.log_dir, args.ray, args.rollout))
+    """Print a line for each diagnosis."""
+    diagnoses = list(examine(args.log_dir, args.ray, args.rollout))
     if args.json:
         from sglang_instrument.cli.tables import print_json
 
-        print_json([asdict(finding) for finding in findings])
+        print_json([_as_json(diagnosis) for diagnosis in diagnoses])
     else:
-        for finding in findings:
-            _print(finding)
-    return 1 if any(finding.ok is False for finding in findings) else 0
+        for diagnosis in diagnoses:
+            _print(diagnosis)
+    return 1 if any(diagnosis.ok is False for diagnosis in diagnoses) else 0
 
 
-def examine(log_dir: str | None, ray: str | None = None, rollout: str | None = None) -> Iterator[Finding]:
+def examine(log_dir: str | None, ray: str | None = None, rollout: str | None = None) -> Iterator[Diagnosis]:
     """Check everything that recording needs.
 
     Args:
@@ -93,42 +93,46 @@ def examine(log_dir: str | None, ray: str | None = None, rollout: str | None = N
     yield _hook()
     config, complaints = _settings(log_dir)
     for complaint in complaints:
-        yield Finding("setting", False, complaint, "correct the variable")
-    yield Finding("folder", None, str(config.folder))
+        yield Diagnosis("setting", False, complaint, "correct the variable")
+    yield Diagnosis("folder", None, str(config.folder))
     yield from _folder(config)
     yield from _trainers(config)
     if rollout is not None:
         from sglang_instrument.cli.commands.doctor_rollout import examine_rollout
 
-        for about, ok, found, todo in examine_rollout(rollout):
-            yield Finding(about, ok, found, todo)
+        for about, ok, result, todo in examine_rollout(rollout):
+            yield Diagnosis(about, ok, result, todo)
     if ray is not None:
         from sglang_instrument.cli.commands.doctor_ray import examine_nodes
 
-        for node, ok, found, todo in examine_nodes(ray, config, _nearest(config)):
-            yield Finding(f"node {node}", ok, found, todo)
+        for node, ok, result, todo in examine_nodes(ray, config, _nearest(config)):
+            yield Diagnosis(f"node {node}", ok, result, todo)
 
 
-def _print(finding: Finding) -> None:
-    mark = {True: "ok", False: "problem", None: ""}[finding.ok]
-    todo = f"; {finding.todo}" if finding.ok is False and finding.todo else ""
-    say(f"{mark:<8} {finding.about:<9} {finding.found}{todo}")
+def _as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {"about": diagnosis.about, "ok": diagnosis.ok, "found": diagnosis.result, "todo": diagnosis.todo}
 
 
-def _package() -> Finding:
+def _print(diagnosis: Diagnosis) -> None:
+    mark = {True: "ok", False: "problem", None: ""}[diagnosis.ok]
+    todo = f"; {diagnosis.todo}" if diagnosis.ok is False and diagnosis.todo else ""
+    say(f"{mark:<8} {diagnosis.about:<9} {diagnosis.result}{todo}")
+
+
+def _package() -> Diagnosis:
     folder = Path(settings.__file__).parent
     python = f"Python {platform.python_version()}"
-    return Finding("package", True, f"sglang_instrument {__version__} in {folder}, {python}")
+    return Diagnosis("package", True, f"sglang_instrument {__version__} in {folder}, {python}")
 
 
-def _native() -> Finding:
+def _native() -> Diagnosis:
     """Tell whether the compiled modules are used; without them recording costs several times more."""
     if native.ON:
-        return Finding("native", True, "the compiled modules are used")
-    return Finding("native", None, f"pure Python, at several times the cost: {native.REASON}")
+        return Diagnosis("native", True, "the compiled modules are used")
+    return Diagnosis("native", None, f"pure Python, at several times the cost: {native.REASON}")
 
 
-def _hook() -> Finding:
+def _hook() -> Diagnosis:
     """Look for the start-up hook, which installs in children, Ray's workers and SGLang's schedulers."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     if any((Path(folder) / "sglang_instrument.pth").exists() for folder in folders):
@@ -137,8 +141,8 @@ def _hook() -> Finding:
             if run_ids.is_asked(os.environ)
             else "and does nothing until SGLANG_INSTRUMENT=1 is set"
         )
-        return Finding("hook", True, f"the start-up hook is installed {state}")
-    return Finding(
+        return Diagnosis("hook", True, f"the start-up hook is installed {state}")
+    return Diagnosis(
         "hook",
         None,
         "this Python has no start-up hook: install() works, but only plugins of trainers and of SGLang reach "
@@ -152,7 +156,7 @@ def _settings(log_dir: str | None) -> tuple[Config, list[str]]:
     return with_known_trainers(config, False, complaints.append), complaints
 
 
-def _folder(config: Config) -> Iterator[Finding]:
+def _folder(config: Config) -> Iterator[Diagnosis]:
     """Write and lock a file in the folder, or in the nearest one above it that exists."""
     nearest = _nearest(config)
     try:
@@ -161,9 +165,9 @@ def _folder(config: Config) -> Iterator[Finding]:
             file.flush()
     except OSError as error:
         todo = "make it writable, or set SGLANG_INSTRUMENT_LOG_DIR to another folder"
-        yield Finding("writing", False, f"{nearest}: {error.strerror}", todo)
+        yield Diagnosis("writing", False, f"{nearest}: {error.strerror}", todo)
         return
-    yield Finding("writing", True, f"{nearest} is writable")
+    yield Diagnosis("writing", True, f"{nearest} is writable")
     yield _locks(nearest)
     yield _space(nearest)
 
@@ -172,30 +176,30 @@ def _nearest(config: Config) -> Path:
     return next(folder for folder in (config.folder, *config.folder.parents) if folder.exists())
 
 
-def _locks(folder: Path) -> Finding:
+def _locks(folder: Path) -> Diagnosis:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".sglang_instrument-") as first:
         try:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with Path(first.name).open("rb+") as second:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Finding("locks", True, "file locks work: two processes of one rank get a file each")
+            return Diagnosis("locks", True, "file locks work: two processes of one rank get a file each")
         except OSError as error:
-            return Finding(
+            return Diagnosis(
                 "locks", None, f"no file locks ({error.strerror}): files are called worker_0.HOST-PID.jsonl"
             )
-    return Finding("locks", None, "this file system ignores locks: two processes may write one file")
+    return Diagnosis("locks", None, "this file system ignores locks: two processes may write one file")
 
 
-def _space(folder: Path) -> Finding:
+def _space(folder: Path) -> Diagnosis:
     free = shutil.disk_usage(folder).free
-    found = f"{free / 2**30:,.1f} GiB free"
-    return Finding(
-        "space", free >= _LITTLE_SPACE_BYTES, found, "make room: records that cannot be written are dropped"
+    room = f"{free / 2**30:,.1f} GiB free"
+    return Diagnosis(
+        "space", free >= _LITTLE_SPACE_BYTES, room, "make room: records that cannot be written are dropped"
     )
 
 
-def _trainers(config: Config) -> Iterator[Finding]:
+def _trainers(config: Config) -> Iterator[Diagnosis]:
     """Resolve the patch tables against the source of the installed packages."""
     from sglang_instrument.patching.rewriting.check import check
     from sglang_instrument.patching.tables.reading import load_tables
@@ -203,7 +207,9 @@ def _trainers(config: Config) -> Iterator[Finding]:
     try:
         tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
     except InstrumentError as error:
-        yield Finding("patches", False, str(error), "correct the table, or take its folder out of `patches`")
+        yield Diagnosis(
+            "patches", False, str(error), "correct the table, or take its folder out of `patches`"
+        )
         return
     seen: set[str] = set()
     for checked in check(tables):
@@ -213,14 +219,14 @@ def _trainers(config: Config) -> Iterator[Finding]:
         wanted = {site.region.event for site in checked.sites if site.expected}
         lost = {site.region.event for site in checked.sites if site.expected and site.state != "found"}
         package = f"{checked.table.package} {checked.version}"
-        found = f"{checked.table.name} ({package}): {len(wanted - lost)} of {len(wanted)} events"
+        coverage = f"{checked.table.name} ({package}): {len(wanted - lost)} of {len(wanted)} events"
         missing = f", without {', '.join(sorted(lost))}" if lost else ""
         todo = f"`sglang-instrument patches check --trainer {checked.table.trainer}` shows why"
-        yield Finding("patches", not lost, found + missing, todo)
+        yield Diagnosis("patches", not lost, coverage + missing, todo)
     if not seen:
         known = ", ".join(sorted({table.package for table in tables if table.package != "sglang-instrument"}))
-        yield Finding("patches", False, f"none of {known} is installed", "run this where the rollout runs")
+        yield Diagnosis("patches", False, f"none of {known} is installed", "run this where the rollout runs")
     elif seen == {ENGINE}:
         from sglang_instrument.cli.commands.doctor_rollout import ALONE
 
-        yield Finding("bind", None, ALONE)
+        yield Diagnosis("bind", None, ALONE)

@@ -66,22 +66,22 @@ def judge(seen: dict[str, Any]) -> tuple[bool, str, str]:
             f"{python} has no sglang_instrument",
             "run `python -m pip install .` there in a checkout",
         )
-    found = [f"sglang_instrument {seen['version']}, {python}"]
+    results = [f"sglang_instrument {seen['version']}, {python}"]
     todo = ""
     if not seen["hook"]:
-        found.append("no start-up hook")
+        results.append("no start-up hook")
         todo = "install the package into this Python: PYTHONPATH alone does not load the hook"
     if seen["version"] != __version__:
-        found.append(f"the driver has {__version__}")
+        results.append(f"the driver has {__version__}")
         todo = todo or "install the same version on all nodes"
     if not seen["shared"]:
-        found.append(f"{seen['folder']} is not the driver's folder")
+        results.append(f"{seen['folder']} is not the driver's folder")
         todo = todo or "set SGLANG_INSTRUMENT_LOG_DIR to a folder that all nodes share"
     elif seen["error"]:
-        found.append(f"{seen['folder']}: {seen['error']}")
+        results.append(f"{seen['folder']}: {seen['error']}")
         todo = todo or "make it writable for the user that runs Ray"
     else:
         locks = "with locks" if seen["locks"] else "without locks"
-        found.append(f"{seen['folder']} is shared and writable, {locks}")
-    found += [f"{package} {version}" for package, version in seen["packages"].items()]
-    return not todo, ", ".join(found), todo
+        results.append(f"{seen['folder']} is shared and writable, {locks}")
+    results += [f"{package} {version}" for package, version in seen["packages"].items()]
+    return not todo, ", ".join(results), todo

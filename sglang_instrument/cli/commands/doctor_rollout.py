@@ -19,7 +19,7 @@ ALONE: Final = (
     "doctor --rollout FILE.py:Class` names the functions"
 )
 
-#: about, ok, found, todo: as a finding of `doctor`.
+#: about, ok, result, todo: as a `Diagnosis` of `doctor`.
 Row = tuple[str, bool | None, str, str]
 
 
@@ -30,12 +30,12 @@ def examine_rollout(named: str, source: Path | None = None) -> Iterator[Row]:
     except InstrumentError as error:
         yield "rollout", False, str(error), "name a class as FILE.py:Class"
         return
-    found = propose(methods)
-    if found.request is None:
+    proposals = propose(methods)
+    if proposals.request is None:
         todo = "name the class that calls the engine, such as by engine.async_generate(...)"
         yield "rollout", False, f"{named}: no call of an engine is in it", todo
         return
-    yield from _what_to_bind(methods, found)
+    yield from _what_to_bind(methods, proposals)
     yield (
         "table",
         None,
@@ -44,19 +44,19 @@ def examine_rollout(named: str, source: Path | None = None) -> Iterator[Row]:
     )
 
 
-def _what_to_bind(methods: Methods, found: Proposals) -> Iterator[Row]:
-    step, request = found.step or found.request, str(found.request)
-    bound = next(one for one in found.of[str(step)] if one.event in (STEP, REQUEST)).bind
+def _what_to_bind(methods: Methods, proposals: Proposals) -> Iterator[Row]:
+    step, request = proposals.step or proposals.request, str(proposals.request)
+    bound = next(region for region in proposals.of[str(step)] if region.event in (STEP, REQUEST)).bind
     number = bound.get("step", "n")
     where = f"{methods.module}:{methods.target(str(step))} (line {methods.functions[str(step)].lineno})"
-    told = f", which has its number: {number}" if "step" in bound else ", which shows no number of it"
-    yield "step", None, f"bind it around {where}{told}", ""
+    number_words = f", which has its number: {number}" if "step" in bound else ", which shows no number of it"
+    yield "step", None, f"bind it around {where}{number_words}", ""
     yield "worker", None, "bind the rank of the process, where the variable RANK does not have it", ""
-    request_bound = next(one for one in found.of[request] if one.event == REQUEST).bind
+    request_bound = next(region for region in proposals.of[request] if region.event == REQUEST).bind
     given = request_bound.get("request_id")
     where = f"{methods.module}:{methods.target(request)} (line {methods.functions[request].lineno})"
-    told = f", which is given its id: {given}" if given else ", which is given no id: make one"
-    yield "request", None, f"bind it in {where}{told}", ""
+    id_words = f", which is given its id: {given}" if given else ", which is given no id: make one"
+    yield "request", None, f"bind it in {where}{id_words}", ""
     around = f"with sglang_instrument.bind(step={number}, worker=rank): {methods.target(str(step))}(...)"
     yield "example", None, around, ""
     given = given or "uuid4().hex"

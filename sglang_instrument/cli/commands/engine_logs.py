@@ -104,10 +104,10 @@ def _chosen(opened: Run, requests: pl.DataFrame, args: argparse.Namespace) -> pl
         requests = requests.filter(pl.col("completion_tokens") <= args.max_tokens)
     if args.request is None:
         return requests
-    found = requests.filter(pl.col("rid").str.starts_with(args.request))
-    if found.is_empty():
+    matching = requests.filter(pl.col("rid").str.starts_with(args.request))
+    if matching.is_empty():
         raise LogError(f"{opened.name}: no request of the engine with the rid {args.request!r}")
-    return found
+    return matching
 
 
 def print_servers(opened: Run, window_sec: float | None = None) -> None:

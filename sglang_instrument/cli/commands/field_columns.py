@@ -101,18 +101,18 @@ def with_fields(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for event in events:
         fields = fields_of(event["extra"], event["other_keys"])
         rest = {key: value for key, value in event.items() if key not in ("extra", "other_keys")}
-        own = {name: value for name, value in fields.items() if name not in _IN_COLUMNS}
-        shown.append({**rest, "fields": own})
+        other_fields = {name: value for name, value in fields.items() if name not in _IN_COLUMNS}
+        shown.append({**rest, "fields": other_fields})
     return shown
 
 
 def print_fields(events: Sequence[Mapping[str, Any]]) -> None:
     """Print a line for each event that has fields."""
-    told = [event for event in events if event["fields"]]
-    if told:
+    events_with_fields = [event for event in events if event["fields"]]
+    if events_with_fields:
         print_line("")
         print_line("fields of its events", "bold")
-    for event in told:
+    for event in events_with_fields:
         turn = "" if event["turn"] is None else f", turn {event['turn'] + 1}"
         fields = ", ".join(f"{name} = {_short(value)}" for name, value in event["fields"].items())
         print_line(f"{event['event']}{turn}: {fields}")

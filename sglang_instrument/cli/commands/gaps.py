@@ -49,17 +49,17 @@ def run(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
-        found = select.of_steps(opened, plateaus(opened.digest), args).to_dicts()
-        found = [{**row, **standstill(opened.digest, row)} for row in found]
+        rows = select.of_steps(opened, plateaus(opened.digest), args).to_dicts()
+        rows = [{**row, **standstill(opened.digest, row)} for row in rows]
         blocks = select.of_steps(opened, loop_blocks(opened.files), args).to_dicts()
         curve = select.of_steps(opened, concurrency(opened.digest), args) if args.curve else None
     if args.json:
         more = {} if curve is None else {"curve": IN_FLIGHT.in_json(curve.to_dicts())}
-        answer = {"plateaus": PLATEAUS.in_json(found), "blocks": LOOP_BLOCKS.in_json(blocks), **more}
+        answer = {"plateaus": PLATEAUS.in_json(rows), "blocks": LOOP_BLOCKS.in_json(blocks), **more}
         print_json({"folder": str(opened.folder), **answer})
         return 0
-    if found:
-        print_rows(PLATEAUS, found[:_SHOWN], title=f"{opened.name}: plateaus ({len(found)})")
+    if rows:
+        print_rows(PLATEAUS, rows[:_SHOWN], title=f"{opened.name}: plateaus ({len(rows)})")
     else:
         print_line(f"{opened.name}: no plateau")
     if blocks:

@@ -111,10 +111,10 @@ def run(args: argparse.Namespace) -> int:
         known = {"recorded": args.servers, "running": args.max_running}
         replicas = with_replicas(loop, args.replicas, serving_of(opened), **known)
     if args.json:
-        told: _Row = {"shape": shape, "steps": LOOP_STEPS.in_json(steps.to_dicts())}
-        told |= {"ledger": LOOP_LEDGER.in_json(ledger.to_dicts()), "mean": LOOP_MEAN.in_json([mean])[0]}
+        tables: _Row = {"shape": shape, "steps": LOOP_STEPS.in_json(steps.to_dicts())}
+        tables |= {"ledger": LOOP_LEDGER.in_json(ledger.to_dicts()), "mean": LOOP_MEAN.in_json([mean])[0]}
         more = {} if replicas is None else {"replicas": _as_json(replicas, steps["step"].to_list())}
-        print_json({"folder": str(opened.folder), **told, "missing": missing, **more})
+        print_json({"folder": str(opened.folder), **tables, "missing": missing, **more})
         return 0
     where = select.named(select.steps_of(opened, args))
     _print_steps(f"{opened.name}{where}: {_WORDS[shape]}", steps.to_dicts())

@@ -75,17 +75,17 @@ def run(args: argparse.Namespace) -> int:
         _list(tables, args.json)
         return 0
     trees: list[SourceTree | None] = [open_tree(path) for path in args.source or []] or [None]
-    checked = [one for tree in trees for one in check(tables, tree)]
-    read = [one for one in checked if one.sites is not None]
+    checked = [checked_table for tree in trees for checked_table in check(tables, tree)]
+    read = [checked_table for checked_table in checked if checked_table.sites is not None]
     if not read:
         packages = ", ".join(sorted({table.package for table in tables}))
         where = " nor ".join(str(path) for path in args.source or ["the installed packages"])
         raise TargetError(f"no {packages} in {where}; --source takes a folder, a wheel or a source archive")
     if args.json:
-        print_json([_as_json(one) for one in checked])
+        print_json([_as_json(checked_table) for checked_table in checked])
     else:
-        _print(read, [one for one in checked if one.sites is None])
-    return 1 if any(_lacking(one) for one in read) else 0
+        _print(read, [checked_table for checked_table in checked if checked_table.sites is None])
+    return 1 if any(_lacking(checked_table) for checked_table in read) else 0
 
 
 def _suggest(args: argparse.Namespace) -> int:
@@ -97,17 +97,17 @@ def _suggest(args: argparse.Namespace) -> int:
     if args.of is None:
         raise InstrumentError("`patches suggest` needs FILE.py:Class or MODULE:Class")
     methods, tree = find_class(args.of, open_tree(args.source[0]) if args.source else None)
-    found = propose(methods)
-    if found.request is None:
+    proposals = propose(methods)
+    if proposals.request is None:
         raise TargetError(f"{args.of}: no call of an engine is in it, such as engine.async_generate(...)")
     trainer = (args.trainer or [methods.module.partition(".")[0]])[0]
-    text = write_table(methods, found, tree, trainer)
+    text = write_table(methods, proposals, tree, trainer)
     if args.out is not None:
         _write_new(args.out, text)
-        print_line(f"{args.out}: {sum(map(len, found.of.values()))} regions; read it, and edit")
+        print_line(f"{args.out}: {sum(map(len, proposals.of.values()))} regions; read it, and edit")
     elif args.json:
-        regions = {name: [one.event for one in mine] for name, mine in found.of.items()}
-        print_json({"table": text, "regions": regions, "unknown": found.unknown})
+        regions = {name: [region.event for region in mine] for name, mine in proposals.of.items()}
+        print_json({"table": text, "regions": regions, "unknown": proposals.unknown})
     else:
         for line in text.splitlines():
             print_line(line)
@@ -161,21 +161,21 @@ def _list(tables: Sequence[PatchTable], as_json: bool) -> None:
 
 def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
     """Print each table's sites; of several sources, only what was not found."""
-    several = len({one.source for one in read}) > 1
-    for one in read:
-        sites = one.sites or ()
-        found = sum(site.state == "found" for site in sites)
-        wanted = found + len(_lacking(one))
-        version = (
-            f" {one.version or 'of unknown version'}{', version inferred' if one.version_inferred else ''}"
-        )
-        counted = f"{found} of {wanted} found" if wanted else "for other versions"
-        print_line(f"{one.table.name} in {one.source} ({one.table.package}{version}): {counted}")
+    several = len({checked_table.source for checked_table in read}) > 1
+    for checked_table in read:
+        sites = checked_table.sites or ()
+        matched = sum(site.state == "found" for site in sites)
+        wanted = matched + len(_lacking(checked_table))
+        version = checked_table.version or "of unknown version"
+        inferred = ", version inferred" if checked_table.version_inferred else ""
+        table = checked_table.table
+        counted = f"{matched} of {wanted} found" if wanted else "for other versions"
+        print_line(f"{table.name} in {checked_table.source} ({table.package} {version}{inferred}): {counted}")
         shown = [site for site in sites if site.state != "found"] if several else sites
         if shown:
             Console().print(_sites(shown))
-    for table, count in Counter(one.table.name for one in unread).items():
-        print_line(f"{table}: not in {count} source{'s' if count > 1 else ''}")
+    for name, count in Counter(checked_table.table.name for checked_table in unread).items():
+        print_line(f"{name}: not in {count} source{'s' if count > 1 else ''}")
 
 
 def _sites(sites: Iterable[Site]) -> Grid:

@@ -69,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
     left_out: dict[str, str] = {}
     try:
         for number, choice in enumerate(choices):
-            folder, own = args.output, names
+            folder, drawable = args.output, names
             if number:
                 folder = args.output / f"step_{choice.step}"
-                own = [name for name in names if name in _OF_ONE_STEP]
-            for name, result in draw(choice, folder, own, args.format, args.dpi):
+                drawable = [name for name in names if name in _OF_ONE_STEP]
+            for name, result in draw(choice, folder, drawable, args.format, args.dpi):
                 key = f"{folder.name}/{name}" if number else name
                 if isinstance(result, Path):
                     drawn[key] = str(result)

@@ -141,9 +141,9 @@ def _workers(args: argparse.Namespace, *, may_lack: bool) -> list[EngineWorker]:
         if may_lack:
             return []
         raise WorkersError("profile needs workers: give --router-url, --worker-url, --log or --run")
-    found = workers_behind(routers, api_key=args.api_key) + workers_at(urls)
+    workers = workers_behind(routers, api_key=args.api_key) + workers_at(urls)
     unique: dict[str, bool | None] = {}
-    for worker in found:
+    for worker in workers:
         unique.setdefault(worker.url, worker.healthy)
     all_ = [EngineWorker(number, url, healthy) for number, (url, healthy) in enumerate(unique.items())]
     return _chosen(all_, args.workers)

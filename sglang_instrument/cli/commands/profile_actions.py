@@ -48,10 +48,10 @@ def start(args: argparse.Namespace, workers: Sequence[EngineWorker], options: Pr
         api_key=args.api_key,
     )
     if args.json:
-        print_json({"folder": folder and str(folder), "workers": [one.as_json() for one in started]})
+        print_json({"folder": folder and str(folder), "workers": [outcome.as_json() for outcome in started]})
         return _code(started)
     print_outcomes(started)
-    if any(one.ok for one in started):
+    if any(outcome.ok for outcome in started):
         print_line(_what_next(options, folder, elsewhere))
     return _code(started)
 
@@ -61,7 +61,12 @@ def stop(args: argparse.Namespace, workers: Sequence[EngineWorker], options: Pro
     timeout = args.timeout or STOP_SEC
     begun = running(options.output_dir, [worker.url for worker in workers])
     notes = dict(begun.values())
-    folders = [one["folder"] for note in notes.values() for one in note["workers"] if one.get("folder")]
+    folders = [
+        of_worker["folder"]
+        for note in notes.values()
+        for of_worker in note["workers"]
+        if of_worker.get("folder")
+    ]
     deadline = time.monotonic() + timeout
     with _shown() as show, _watching(folders, show):
         stopped = stop_all(workers, timeout_sec=timeout, retries=args.retries, api_key=args.api_key)
@@ -69,11 +74,11 @@ def stop(args: argparse.Namespace, workers: Sequence[EngineWorker], options: Pro
         wait = max(0.0, min(deadline - time.monotonic(), _FILES_SEC))
         files = wait_for_files(visible, timeout_sec=wait) if visible else []
     for folder in notes:
-        if all(one.ok for one in stopped):
+        if all(outcome.ok for outcome in stopped):
             mark_stopped(folder)
     whole = all(file.whole is not False for group in files for file in group)
     if args.json:
-        print_json({"workers": [one.as_json() for one in stopped], "files": _as_json(files)})
+        print_json({"workers": [outcome.as_json() for outcome in stopped], "files": _as_json(files)})
     else:
         print_outcomes(stopped)
         print_files(files)
@@ -184,10 +189,10 @@ def _standing(
 ) -> dict[str, Any]:
     """Return the state of one worker and of its newest capture."""
     for folder, note in known:
-        for one in note["workers"]:
-            if one.get("url") != worker.url:
+        for of_worker in note["workers"]:
+            if of_worker.get("url") != worker.url:
                 continue
-            files = files_of(one)
+            files = files_of(of_worker)
             if any(file.whole is not False for file in files):
                 state = "written"
             else:
@@ -230,11 +235,11 @@ def _print_capture(done: CaptureResult, elsewhere: str) -> None:
     if done.asked:
         failed = ": the workers' own logs tell why" if done.answered < done.asked else ""
         print_line(f"{done.answered} of {done.asked} probe requests were answered{failed}")
-    still_going = [one for one in done.stopped if not one.ok]
+    still_going = [outcome for outcome in done.stopped if not outcome.ok]
     if still_going:
         print_outcomes(still_going)
     print_files(done.files)
-    if not any(done.files) and any(one.ok for one in done.started):
+    if not any(done.files) and any(outcome.ok for outcome in done.started):
         reason = elsewhere or "no step was recorded: no request reached the workers"
         print_line(f"no trace was found: {reason}")
 
@@ -254,8 +259,8 @@ def _capture_json(done: CaptureResult) -> dict[str, Any]:
     return {
         "ok": done.ok,
         "folder": done.folder and str(done.folder),
-        "workers": [one.as_json() for one in done.started],
-        "stopped": [one.as_json() for one in done.stopped],
+        "workers": [outcome.as_json() for outcome in done.started],
+        "stopped": [outcome.as_json() for outcome in done.stopped],
         "requests": {"asked": done.asked, "answered": done.answered},
         "files": _as_json(done.files),
     }

@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if args.store:
         return _delete_store(args)
     with progress_line() as say:
-        told = _progress(say)
-        plan = plan_prune(args.logs, args.keep_steps, args.keep_slowest, told)
+        progress = _progress(say)
+        plan = plan_prune(args.logs, args.keep_steps, args.keep_slowest, progress)
     if not args.json:
         for line in _planned(plan):
             print_line(line)
@@ -150,7 +150,7 @@ def _planned(plan: Plan) -> Iterator[str]:
         NAMED: "more that findings name",
         IN_USE: "more that may still be written to",
     }
-    why = ", ".join(f"{plan.count(one):,} {of}" for one, of in words.items() if plan.count(one))
+    why = ", ".join(f"{plan.count(reason):,} {of}" for reason, of in words.items() if plan.count(reason))
     yield f"{plan.run.name}: {_steps([*plan.keep])} keep their logs, {size(plan.kept_bytes)}: {why}"
     if not plan.drop:
         yield "nothing to delete"

@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _steps(opened: Run, asked: Sequence[range]) -> list[int]:
     """Return the steps with a timeline: single numbers as they are, those of a range that the run has."""
-    there = set(opened.everything.steps["step"].drop_nulls())
-    return [step for one in asked for step in one if len(one) == 1 or step in there]
+    recorded = set(opened.everything.steps["step"].drop_nulls())
+    return [step for steps in asked for step in steps if len(steps) == 1 or step in recorded]
 
 
 def _traced(folder: Path, opened: Run) -> dict[str, Any]:
@@ -100,5 +100,5 @@ def _traced(folder: Path, opened: Run) -> dict[str, Any]:
     from sglang_instrument.traces.answers import analyse
 
     with reading("MB") as progress:
-        found = analyse(folder, progress=lambda done, all_: progress(done >> 20, all_ >> 20))
-        return trace_rows(found, beside_run(found, opened))
+        analysis = analyse(folder, progress=lambda done, all_: progress(done >> 20, all_ >> 20))
+        return trace_rows(analysis, beside_run(analysis, opened))

@@ -183,7 +183,7 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
 
 def _meant(opened: Run, ids: list[str], wanted: str) -> str:
     """Return the one id that is, or begins with, what a person typed."""
-    begun = [wanted] if wanted in ids else [one for one in ids if one.startswith(wanted)]
+    begun = [wanted] if wanted in ids else [request_id for request_id in ids if request_id.startswith(wanted)]
     if len(begun) == 1:
         return begun[0]
     if begun:

@@ -103,7 +103,7 @@ def _listed(folder: Path) -> Sequence[Path]:
     if not (folder.is_dir() and not is_run_folder(folder) and experiments_in(folder)):
         folder = find_run(folder)
         runs = runs_of_trainers(open_run(folder).files)
-        return [Path(f"{folder}@{one}") for one in runs] or [folder]
+        return [Path(f"{folder}@{run_id}") for run_id in runs] or [folder]
     return [folder / name for name in experiments_in(folder)]
 
 
@@ -138,7 +138,7 @@ def _of_steps(opened: Run) -> tuple[int, int, float | None, float | None]:
     from sglang_instrument.analysis.answers.steps import step_table
 
     took = step_table(opened.digest).filter(validate=False)["duration_sec"].to_list()
-    known = [one for one in took if one is not None]
+    known = [sec for sec in took if sec is not None]
     return len(took), len(opened.workers), median(known) if known else None, trend_of(known)
 
 

@@ -97,25 +97,30 @@ def run(args: argparse.Namespace) -> int:
         calls = every.filter(select.chosen(args, steps))
         samples = server_samples(opened, calls)
         table = server_table(calls, samples)
-        told, kept = balance(table), affinity(followed_calls(calls))
+        balanced, conversations = balance(table), affinity(followed_calls(calls))
         asked = args.over_time is not None
         over_time = load_over_time(calls, samples, args.over_time or None) if asked else None
         drawn = bars(load_by_slice(calls, _SLICES))
     unknown = unknown_words(table)
     rows = [{**row, "over_time": drawn.get(row["server"], "")} for row in table.to_dicts()]
     if args.json:
-        answer = {"servers": SERVERS.in_json(rows), "balance": told, "affinity": kept, "unknown": unknown}
+        answer = {
+            "servers": SERVERS.in_json(rows),
+            "balance": balanced,
+            "affinity": conversations,
+            "unknown": unknown,
+        }
         if over_time is not None:
             answer["over_time"] = SERVERS_OVER_TIME.in_json(over_time.to_dicts())
         print_json({"folder": str(opened.folder), **answer})
         return 0
     where = select.named(steps, validate=args.validate)
-    many = f"{told['servers']} server{'' if told['servers'] == 1 else 's'}"
+    many = f"{balanced['servers']} server{'' if balanced['servers'] == 1 else 's'}"
     if calls.is_empty():
         print_line(f"{opened.name}{where}: no server is known")
     else:
         print_rows(SERVERS, rows, title=f"{opened.name}{where}: {many}, {len(calls):,} engine calls")
-    for line in filter(None, (balance_words(told), *affinity_words(kept), *unknown)):
+    for line in filter(None, (balance_words(balanced), *affinity_words(conversations), *unknown)):
         print_line(line)
     if over_time is not None and not calls.is_empty():
         print_rows(SERVERS_OVER_TIME, over_time.to_dicts(), title="\nover time")

@@ -90,8 +90,8 @@ def _print(described: RunProcesses) -> None:
 def _row(name: str, facts: Mapping[str, Any]) -> tuple[Cell, ...]:
     records, patches = facts.get("records", {}), facts.get("patches", [])
     versions = facts.get("versions", {})
-    found = sum(patch["state"] == "found" for patch in patches)
-    wanted = found + len(_lacking(patches))
+    matched = sum(patch["state"] == "found" for patch in patches)
+    wanted = matched + len(_lacking(patches))
     return (
         REACHED if facts.get("role", "") is None else name,
         facts.get("host"),
@@ -99,7 +99,7 @@ def _row(name: str, facts: Mapping[str, Any]) -> tuple[Cell, ...]:
         facts["state"] or None,
         facts.get("actor") or None,
         " ".join(f"{name} {version}" for name, version in versions.items() if name not in _HIDDEN_VERSIONS),
-        f"{found} of {wanted}" if wanted else None,
+        f"{matched} of {wanted}" if wanted else None,
         _at_least(records.get("recorded"), facts),
         _at_least(records.get("dropped"), facts),
         count(sum(said["times"] for said in facts.get("notices", []))),

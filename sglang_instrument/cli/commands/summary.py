@@ -123,13 +123,13 @@ def run(args: argparse.Namespace) -> int:
         summary = _Summary() if args.by else _summarise(opened, args.validate, chosen)
         periods = _periods(opened, args, chosen) if args.by else []
         verdict = judge(opened)
-        found = verdict.findings
+        findings = verdict.findings
         # The reason belongs to the first finding, and is told beside it only.
-        told = bool(found) and verdict.sentence.startswith(found[0].sentence)
-        why = explain(opened, found[0]) if told else ""
+        tells_first_finding = bool(findings) and verdict.sentence.startswith(findings[0].sentence)
+        why = explain(opened, findings[0]) if tells_first_finding else ""
         engine = engine_summary(opened)
     if args.json:
-        said = {"verdict": verdict.sentence, "findings": [asdict(one) for one in found]}
+        said = {"verdict": verdict.sentence, "findings": [asdict(finding) for finding in findings]}
         if args.by:
             rows = periods_printed.json_of(args.by, periods)
             print_json({"folder": str(opened.folder), **said, **rows, "health": asdict(opened.health)})
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     if windowed and not are_servers_alone(opened):
         _print_windows(opened, args.window)
     of = "verdict of the whole run" if chosen else "verdict"
-    print_told(of, verdict.sentence, "bold red" if found else "bold green")
+    print_told(of, verdict.sentence, "bold red" if findings else "bold green")
     if why:
         print_told("why", why)
     if verdict.advice:
@@ -173,12 +173,12 @@ def _hinting(progress: Progress) -> Progress:
     """Return what also says, before a large run is read, what reads it in less memory."""
     from sglang_instrument.analysis.long_runs.pieces import MOST_FILES
 
-    told = False
+    hinted = False
 
     def tell(done: int, total: int) -> None:
-        nonlocal told
-        if total > MOST_FILES and not told:
-            told = True
+        nonlocal hinted
+        if total > MOST_FILES and not hinted:
+            hinted = True
             say(f"{total:,} files at once: `--by day` and `--by week` read them in pieces", sys.stderr)
         progress(done, total)
 
@@ -236,14 +236,14 @@ def _periods(opened: Run, args: argparse.Namespace, chosen: list[int] | None) ->
 
 
 def _print_json(
-    opened: Run, chosen: list[int] | None, summary: _Summary, told: _Row, engine: _Row | None
+    opened: Run, chosen: list[int] | None, summary: _Summary, verdict: _Row, engine: _Row | None
 ) -> None:
     from sglang_instrument.analysis.answers.servers import server_rows
 
     of_workers = {} if chosen is None else {"workers": summary.spent_by_workers}
     answer = {
         "folder": str(opened.folder),
-        **told,
+        **verdict,
         "steps": STEPS.in_json(map(_with_phases, summary.steps)),
         "workers": WORKERS.in_json(map(_with_phases, summary.workers)),
         "ledger": {"steps": summary.spent, **of_workers},
@@ -255,8 +255,8 @@ def _print_json(
 
 
 def _with_phases(row: _Row) -> _Row:
-    kept = {key: value for key, value in row.items() if not key.startswith("share_")}
-    return {**kept, "phases": {phase: row[f"share_{phase}"] for phase in PHASES if row[f"share_{phase}"]}}
+    columns = {key: value for key, value in row.items() if not key.startswith("share_")}
+    return {**columns, "phases": {phase: row[f"share_{phase}"] for phase in PHASES if row[f"share_{phase}"]}}
 
 
 def _print_steps(opened: Run, validate: bool, chosen: list[int] | None, summary: _Summary) -> None:
@@ -284,8 +284,8 @@ def _print_steps(opened: Run, validate: bool, chosen: list[int] | None, summary:
     if spent:
         print_line(_unaccounted(spent))
     if validations and not validate:
-        kept = "step is" if validations == 1 else "steps are"
-        print_line(f"{validations} validation {kept} not shown: --validate")
+        steps_are = "step is" if validations == 1 else "steps are"
+        print_line(f"{validations} validation {steps_are} not shown: --validate")
 
 
 def _many(number: int, word: str) -> str:
@@ -302,11 +302,11 @@ def _print_step(title: str, summary: _Summary) -> None:
 
 def _by_part(ledger: list[_Row], key: str) -> dict[int, dict[str, float]]:
     """Return the seconds of each part, by step or by worker."""
-    found: dict[int, dict[str, float]] = {}
+    sums: dict[int, dict[str, float]] = {}
     for row in ledger:
-        parts = found.setdefault(row[key], {})
+        parts = sums.setdefault(row[key], {})
         parts[row["part"]] = parts.get(row["part"], 0.0) + row["sec"]
-    return found
+    return sums
 
 
 def _slowest_and_newest(steps: list[_Row]) -> list[_Row]:

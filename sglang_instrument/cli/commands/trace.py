@@ -49,45 +49,47 @@ def run(args: argparse.Namespace) -> int:
     if args.top < 1:
         raise InstrumentError(f"--top must be at least 1, got {args.top}")
     with reading("MB") as progress:
-        found = analyse(args.traces, args.top, args.rank, lambda done, all_: progress(done >> 20, all_ >> 20))
-        joined = beside_run(found, open_run(args.run)) if args.run else []
+        analysis = analyse(
+            args.traces, args.top, args.rank, lambda done, all_: progress(done >> 20, all_ >> 20)
+        )
+        joined = beside_run(analysis, open_run(args.run)) if args.run else []
     if args.json:
-        print_json(trace_rows(found, joined))
-        return _exit_code(found)
-    _print(found)
-    for one in joined:
-        print_line(one.sentence)
+        print_json(trace_rows(analysis, joined))
+        return _exit_code(analysis)
+    _print(analysis)
+    for step in joined:
+        print_line(step.sentence)
     if args.run and not joined:
         print_line(f"{args.run}: no step ran while the traces were recorded, or the traces have no clock")
-    for reason in found.unreadable.values():
+    for reason in analysis.unreadable.values():
         print_line(f"left out: {reason}")
-    return _exit_code(found)
+    return _exit_code(analysis)
 
 
-def _exit_code(found: Analysis) -> int:
+def _exit_code(analysis: Analysis) -> int:
     """Return 1 if a trace could not be read, or has no work of a GPU although one was there."""
-    return int(bool(found.unreadable) or any(trace.is_missing_gpu for trace in found.traces))
+    return int(bool(analysis.unreadable) or any(trace.is_missing_gpu for trace in analysis.traces))
 
 
-def _print(found: Analysis) -> None:
-    if len(found.traces) > 1:
-        _print_ranks(found)
+def _print(analysis: Analysis) -> None:
+    if len(analysis.traces) > 1:
+        _print_ranks(analysis)
     # Ranks do the same work: one in detail and all in the comparison fit a screen.
-    shown = found.traces if len(found.traces) <= 2 else [_detailed(found)]
-    for one in shown:
-        _print_trace(one)
-    if len(shown) < len(found.traces):
+    shown = analysis.traces if len(analysis.traces) <= 2 else [_detailed(analysis)]
+    for trace in shown:
+        _print_trace(trace)
+    if len(shown) < len(analysis.traces):
         print_line(
-            f"{shown[0].rank} of {len(found.traces)} traces in detail; another: --rank RANK; all: --json"
+            f"{shown[0].rank} of {len(analysis.traces)} traces in detail; another: --rank RANK; all: --json"
         )
 
 
-def _detailed(found: Analysis) -> TraceAnalysis:
-    return next((one for one in found.traces if one.rank == found.slow), found.traces[0])
+def _detailed(analysis: Analysis) -> TraceAnalysis:
+    return next((trace for trace in analysis.traces if trace.rank == analysis.slow), analysis.traces[0])
 
 
-def _print_ranks(found: Analysis) -> None:
-    several = len({row["engine"] for row in found.ranks}) > 1
+def _print_ranks(analysis: Analysis) -> None:
+    several = len({row["engine"] for row in analysis.ranks}) > 1
     rows = [
         (
             " ".join(filter(None, (row["engine"] if several else "", row["rank"], row["stage"]))),
@@ -95,37 +97,37 @@ def _print_ranks(found: Analysis) -> None:
             row["busy"],
             *(row.get(f"{name}_sec") for name in ("compute", "communication", "exposed")),
         )
-        for row in found.ranks
+        for row in analysis.ranks
     ]
-    print_table(_RANKS, rows, title=f"{found.folder}: {len(rows)} traces")
-    print_line(found.sentence)
+    print_table(_RANKS, rows, title=f"{analysis.folder}: {len(rows)} traces")
+    print_line(analysis.sentence)
 
 
-def _print_trace(one: TraceAnalysis) -> None:
-    who = f"{one.rank}{f' {one.stage}' if one.stage else ''}, {duration(one.window_sec)}"
-    if one.devices:
-        who += f", {one.devices[0]}"
-    for line in ("", one.file, f"{who}: {_sentence(one)}"):
+def _print_trace(trace: TraceAnalysis) -> None:
+    who = f"{trace.rank}{f' {trace.stage}' if trace.stage else ''}, {duration(trace.window_sec)}"
+    if trace.devices:
+        who += f", {trace.devices[0]}"
+    for line in ("", trace.file, f"{who}: {_sentence(trace)}"):
         print_line(line)
-    if one.truncated:
+    if trace.truncated:
         print_line("the file is cut short; only the events in it count: has the profiler finished writing?")
-    if one.broken:
-        print_line(f"{one.broken:,} events could not be decoded and are left out")
-    if one.other_kinds and (one.is_missing_gpu or not one.on_gpu):
-        kinds = sorted(one.other_kinds.items(), key=lambda kind: -kind[1])
+    if trace.broken:
+        print_line(f"{trace.broken:,} events could not be decoded and are left out")
+    if trace.other_kinds and (trace.is_missing_gpu or not trace.on_gpu):
+        kinds = sorted(trace.other_kinds.items(), key=lambda kind: -kind[1])
         print_line(f"kinds that are not known: {listed([f'{name} ({count:,})' for name, count in kinds], 5)}")
     for name, (title, columns) in _TABLES.items():
-        rows = one.tables[name]  # the long tables have --top rows
-        if rows and not (one.on_gpu and name == "cpu_ops"):
+        rows = trace.tables[name]  # the long tables have --top rows
+        if rows and not (trace.on_gpu and name == "cpu_ops"):
             cells = [tuple(_cell(row.get(key)) for key in columns) for row in rows]
             print_table(list(columns.values()), cells, title=f"\n{title}")
 
 
-def _sentence(one: TraceAnalysis) -> str:
-    use = one.use
-    if one.is_missing_gpu:
+def _sentence(trace: TraceAnalysis) -> str:
+    use = trace.use
+    if trace.is_missing_gpu:
         return "no GPU events, so nothing about the GPU is known: did the profiler record its activities?"
-    if not one.on_gpu:
+    if not trace.on_gpu:
         return f"no GPU events; the engine was busy {use['busy']:.0%}, idle {duration(use['idle_sec'])}"
     return (
         f"the GPU was busy {use['busy']:.1%}, idle {duration(use['idle_sec'])}; communication "

@@ -154,9 +154,10 @@ def _print(snapshot: Snapshot) -> None:
         print_told("where", words.where(snapshot.step.open))
     if snapshot.ended is not None:
         print_told("ended", snapshot.ended)
-    for one in snapshot.problems:
+    for problem in snapshot.problems:
         print_line(
-            words.problem(one, snapshot.until_us), "bold red" if one.kind in ("hang", "death") else "red"
+            words.problem(problem, snapshot.until_us),
+            "bold red" if problem.kind in ("hang", "death") else "red",
         )
     _print_workers(snapshot)
     _print_requests(snapshot)
@@ -164,21 +165,21 @@ def _print(snapshot: Snapshot) -> None:
 
 
 def _print_workers(snapshot: Snapshot) -> None:
-    shown = sorted(snapshot.workers, key=lambda one: one.state not in ("hangs", "dead"))[:_SHOWN]
+    shown = sorted(snapshot.workers, key=lambda worker: worker.state not in ("hangs", "dead"))[:_SHOWN]
     rows = [
         (
-            words.worker_name(one),
-            Styled(words.worker_state(one), _STATES.get(one.state, "")),
-            str(one.step),
+            words.worker_name(worker),
+            Styled(words.worker_state(worker), _STATES.get(worker.state, "")),
+            str(worker.step),
             *(
-                one.requests_done,
-                one.requests_open,
-                words.where(one.open),
-                one.tokens_per_sec,
-                round(one.silent_sec, 1),
+                worker.requests_done,
+                worker.requests_open,
+                words.where(worker.open),
+                worker.tokens_per_sec,
+                round(worker.silent_sec, 1),
             ),
         )
-        for one in shown
+        for worker in shown
     ]
     if rows:
         more = f", {len(shown)} of {len(snapshot.workers)}" if len(shown) < len(snapshot.workers) else ""
@@ -189,14 +190,14 @@ def _print_requests(snapshot: Snapshot) -> None:
     oldest = snapshot.step.oldest[:_SHOWN] if snapshot.step is not None else ()
     rows = [
         (
-            one.request_id,
-            str(one.worker),
-            words.request_turn(one),
-            words.request_event(one),
-            one.age_sec,
-            one.tokens,
+            request.request_id,
+            str(request.worker),
+            words.request_turn(request),
+            words.request_event(request),
+            request.age_sec,
+            request.tokens,
         )
-        for one in oldest
+        for request in oldest
     ]
     if rows:
         print_table(_REQUESTS, rows, title="\nthe oldest requests")
@@ -205,13 +206,13 @@ def _print_requests(snapshot: Snapshot) -> None:
 def _print_done(snapshot: Snapshot) -> None:
     rows = [
         (
-            str(one.step) if not one.validate else words.named_step(one),
-            *(one.duration_sec, one.requests, one.p50_sec, one.p99_sec),
-            None if one.straggler is None else f"worker {one.straggler}",
-            one.straggler_sec if one.straggler is not None else None,
-            max(one.ledger, key=lambda part: one.ledger[part], default=None),
+            str(step.step) if not step.validate else words.named_step(step),
+            *(step.duration_sec, step.requests, step.p50_sec, step.p99_sec),
+            None if step.straggler is None else f"worker {step.straggler}",
+            step.straggler_sec if step.straggler is not None else None,
+            max(step.ledger, key=lambda part: step.ledger[part], default=None),
         )
-        for one in snapshot.done[-_STEPS:]
+        for step in snapshot.done[-_STEPS:]
     ]
     if rows:
         print_table(_DONE, rows, title="\nthe last steps")

@@ -60,9 +60,9 @@ _LIMITS: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `weights`."""
     parser.add_argument("logs", metavar="LOGS", type=Path, help=select.LOGS_HELP)
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--update", type=int, metavar="N", help="this update by server")
-    one.add_argument("--lineage", action="store_true", help="which weights made replies and prefixes")
+    choices = parser.add_mutually_exclusive_group()
+    choices.add_argument("--update", type=int, metavar="N", help="this update by server")
+    choices.add_argument("--lineage", action="store_true", help="which weights made replies and prefixes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
 
@@ -77,23 +77,23 @@ def run(args: argparse.Namespace) -> int:
         opened = select.open_logs(args, args.logs, progress)
         opened.demand_log()
         select.tell_pruned(opened)
-        updates, found = weight_updates(opened), weights_findings(opened)
+        updates, findings = weight_updates(opened), weights_findings(opened)
         calls = lineage(opened) if args.lineage else None
     missing = missing_of(updates)
     if args.update is not None:
         updates = [row for row in updates if row["update"] == args.update] or _no_such(args.update, updates)
-    found = [replace(one, advice=advice_of(one)) for one in found]
+    findings = [replace(finding, advice=advice_of(finding)) for finding in findings]
     if args.json:
-        told = [
-            {name: getattr(one, name) for name in ("cause", "sentence", "advice", "evidence")}
-            for one in found
+        findings_json = [
+            {name: getattr(finding, name) for name in ("cause", "sentence", "advice", "evidence")}
+            for finding in findings
         ]
         more = {} if calls is None else {"lineage": LINEAGE.in_json(calls.to_dicts())}
         print_json(
             {
                 "folder": str(opened.folder),
                 "updates": UPDATES.in_json(updates),
-                "findings": told,
+                "findings": findings_json,
                 "missing": missing,
                 **more,
             }
@@ -109,15 +109,15 @@ def run(args: argparse.Namespace) -> int:
             print_line(sentence)
     else:
         print_line(f"{opened.name}: {missing[0]}")
-    for one in found:
-        print_told("finding", one.sentence)
-        print_told("advice", one.advice.replace("LOGS", shlex.quote(str(args.logs))))
+    for finding in findings:
+        print_told("finding", finding.sentence)
+        print_told("advice", finding.advice.replace("LOGS", shlex.quote(str(args.logs))))
     return 0
 
 
 def _no_such(wanted: int, updates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    there = f"there are {len(updates)}, counted from 1" if updates else "there are none"
-    raise LogError(f"no update {wanted}; {there}")
+    count_words = f"there are {len(updates)}, counted from 1" if updates else "there are none"
+    raise LogError(f"no update {wanted}; {count_words}")
 
 
 def _print_servers(name: str, update: dict[str, Any]) -> None:
@@ -131,18 +131,18 @@ def _print_lineage(name: str, calls: pl.DataFrame) -> None:
 
     from sglang_instrument.analysis import lineage_by_weights
 
-    told = calls.drop_nulls("first_weights")
-    if not told.is_empty():
-        rows = lineage_by_weights(told).to_dicts()
+    known = calls.drop_nulls("first_weights")
+    if not known.is_empty():
+        rows = lineage_by_weights(known).to_dicts()
         print_rows(LINEAGE_BY_WEIGHTS, rows, title=f"{name}: replies by their weights")
-    odd = told.filter((pl.col("stale_most") > 0) | pl.col("label_is_wrong"))
+    odd = known.filter((pl.col("stale_most") > 0) | pl.col("label_is_wrong"))
     if not odd.is_empty():
         _print_calls(odd)
     if calls.is_empty():
         print_line(f"{name}: {_NO_CALL}")
-    elif len(told) < len(calls):
-        print_line(_UNKNOWN.format(unknown=len(calls) - len(told), all=len(calls)))
-    if (told["stale_least"] != told["stale_most"]).any():
+    elif len(known) < len(calls):
+        print_line(_UNKNOWN.format(unknown=len(calls) - len(known), all=len(calls)))
+    if (known["stale_least"] != known["stale_most"]).any():
         print_line(_LIMITS)
 
 

@@ -101,9 +101,9 @@ def run(args: argparse.Namespace) -> int:
     steps = table.to_dicts()
     validation = None if other is None else whatif.validation_of(table, other.digest)
     if args.json:
-        told = {} if validation is None else {"validation": validation}
+        validated = {} if validation is None else {"validation": validation}
         answer = {"assumptions": list(assumptions), "engine": engine, "steps": steps}
-        print_json({"folder": str(opened.folder), **answer, **told})
+        print_json({"folder": str(opened.folder), **answer, **validated})
         return 0
     rows = [
         (
@@ -165,9 +165,9 @@ def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None
     if not events:
         return None
     times = opened.event_times(events, progress)
-    there = times["event"].unique().to_list()
+    recorded = times["event"].unique().to_list()
     for name in events:
-        if name not in there:
+        if name not in recorded:
             names = opened.read_events(int(opened.digest.steps["step"][0]))["event"].unique().to_list()
             near = difflib.get_close_matches(name, [*names, *KINDS], n=3) or sorted(names)
             raise LogError(f"{opened.name}: no event {name!r}; the events are: {', '.join(near)}")
@@ -202,13 +202,13 @@ def _demand_alone(args: argparse.Namespace) -> None:
 
 
 def _scales(texts: list[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    scales: dict[str, float] = {}
     for text in texts:
         event, factor = _scale(text)
-        if event in found:
+        if event in scales:
             raise InstrumentError(f"--scale {text}: {event} is scaled twice")
-        found[event] = factor
-    return found
+        scales[event] = factor
+    return scales
 
 
 def _scale(text: str) -> tuple[str, float]:

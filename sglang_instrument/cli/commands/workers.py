@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
         answer = {"folder": str(opened.folder), "workers": WAITS.in_json(waits)}
         answer |= {"barriers": BARRIERS.in_json(barriers), "clocks": CLOCKS.in_json(clocks)}
         answer |= {"round_trips": ROUND_TRIPS.in_json(pairs.to_dicts())}
-        told = {} if one_step is None else {"chain": None if chain is None else asdict(chain)}
-        print_json({**answer, **told})
+        chain_json = {} if one_step is None else {"chain": None if chain is None else asdict(chain)}
+        print_json({**answer, **chain_json})
     elif one_step is None:
         _print_workers(f"{opened.name}{select.named(steps, validate=args.validate)}", waits, clocks)
         _print_doubts(barriers)
@@ -135,10 +135,10 @@ def _sentence(chain: Chain | None) -> str:
     """Return what the last worker spent its time on, in the order of time; short parts are summed up."""
     if chain is None:
         return "the evidence blames no worker"
-    told = sorted(chain.links, key=lambda link: link.sec, reverse=True)[:_MOST_LINKS]
-    told = [link for link in told if link.sec >= _LEAST_LINK * chain.sec]
-    named = [_link(link) for link in chain.links if link in told]
-    rest = chain.sec - sum(link.sec for link in told)
+    longest = sorted(chain.links, key=lambda link: link.sec, reverse=True)[:_MOST_LINKS]
+    longest = [link for link in longest if link.sec >= _LEAST_LINK * chain.sec]
+    named = [_link(link) for link in chain.links if link in longest]
+    rest = chain.sec - sum(link.sec for link in longest)
     text = f"worker {chain.worker} waited {duration(chain.wait_sec)}; it came after "
     if chain.late_sec:
         text = f"worker {chain.worker} came last, {duration(chain.late_sec)} after the one before it: "

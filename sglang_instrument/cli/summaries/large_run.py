@@ -36,9 +36,9 @@ def tell(args: argparse.Namespace, long: LongSummary) -> int:
     rows = long.rows.filter(select.chosen(args, chosen))
     periods = period_table(rows, long.launches, args.by).to_dicts()
     if args.json:
-        said = {"verdict": long.sentence, "findings": [asdict(one) for one in long.findings]}
-        told = period_tables.json_of(args.by, periods)
-        print_json({"folder": str(long.folder), **said, **told, "health": asdict(long.health)})
+        said = {"verdict": long.sentence, "findings": [asdict(finding) for finding in long.findings]}
+        of_periods = period_tables.json_of(args.by, periods)
+        print_json({"folder": str(long.folder), **said, **of_periods, "health": asdict(long.health)})
         return 0
     where = select.named(chosen, validate=args.validate)
     period_tables.print_periods(f"{long.name}{where}, by {args.by}", periods)

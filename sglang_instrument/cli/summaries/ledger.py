@@ -55,17 +55,20 @@ def _columns(step: Sequence[_Row], workers: Sequence[_Row]) -> dict[int | None, 
     """Return the rows of the step (None), and of the workers that are shown: first those that decided."""
     decided = dict.fromkeys(row["worker"] for row in step if row["worker"] is not None)
     shown = sorted([*decided, *({row["worker"] for row in workers} - decided.keys())][:_MOST_WORKERS])
-    return {None: list(step), **{one: [row for row in workers if row["worker"] == one] for one in shown}}
+    return {
+        None: list(step),
+        **{worker: [row for row in workers if row["worker"] == worker] for worker in shown},
+    }
 
 
 def _events(part: str, columns: Iterable[list[_Row]], wall: float) -> list[str]:
     """Return the events of a part that took a share of the time that is worth a line."""
-    found: dict[str, None] = {}
+    events: dict[str, None] = {}
     for rows in columns:
         for event in dict.fromkeys(_event(row) for row in rows if row["part"] == part):
             if event and _sum(rows, part, event) >= _LEAST * wall:
-                found[event] = None
-    return list(found)
+                events[event] = None
+    return list(events)
 
 
 def _event(row: _Row) -> str:

@@ -47,8 +47,8 @@ def as_json(row: _Row) -> _Row:
     from sglang_instrument.analysis.long_runs.periods import share_of
 
     shares = {part: row[share_of(part)] for part in OF_LEDGER if row[share_of(part)]}
-    kept = {name: value for name, value in row.items() if not name.startswith("share_")}
-    return {**kept, "begin": row["begin"].isoformat(), "parts": shares}
+    columns = {name: value for name, value in row.items() if not name.startswith("share_")}
+    return {**columns, "begin": row["begin"].isoformat(), "parts": shares}
 
 
 def json_of(by: str, rows: Sequence[_Row]) -> _Row:
@@ -58,19 +58,19 @@ def json_of(by: str, rows: Sequence[_Row]) -> _Row:
 
 def print_periods(title: str, rows: Sequence[_Row]) -> None:
     """Print a row a period, from rows of `period_table`."""
-    told = [as_json(row) for row in rows]
-    large = {part for row in told for part, share in row["parts"].items() if share >= LEAST}
+    json_rows = [as_json(row) for row in rows]
+    large = {part for row in json_rows for part, share in row["parts"].items() if share >= LEAST}
     parts = [part for part in PARTS if part in large or part in ALWAYS]
     names = ("period", "begin", "steps", "p50_sec", "p90_sec", "tokens_per_sec")
     counts = ("failed", "unended", "dropped", "restarts", "waiting")
     cells = []
-    for row in told:
+    for row in json_rows:
         shares = [row["parts"].get(part, 0.0) for part in parts]
         slowest = None if row["slowest_step"] is None else str(row["slowest_step"])
         rest = max(0.0, 1 - sum(shares)) if row["parts"] else None
-        own = [share if row["parts"] else None for share in shares]
+        share_cells = [share if row["parts"] else None for share in shares]
         front = (*(row[name] for name in names), slowest, row["slowest_sec"])
-        cells.append((*front, *(row[name] for name in counts), *own, rest))
+        cells.append((*front, *(row[name] for name in counts), *share_cells, rest))
     of_parts = (Column(part, "", "share") for part in parts)
     print_table((*_PERIOD, *of_parts, _REST), cells, title=title)
     print_line("days and weeks are those of UTC; a week begins on Monday")

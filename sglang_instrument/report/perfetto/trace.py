@@ -123,16 +123,16 @@ class _RunWriter:
     def write(self, run: Run) -> None:
         """Write the events of a step."""
         records = with_texts(run.read_records(texts=True))
-        slices: dict[_Key, list[Slice]] = {}
+        slices: dict[_TrackOwner, list[Slice]] = {}
         for key, piece in _slices(nest(records)):
             slices.setdefault(key, []).append(piece)
-        instants: dict[_Key, list[_Instant]] = {}
+        instants: dict[_TrackOwner, list[_Instant]] = {}
         for key, moment in _instants(records.filter(pl.col("duration_sec").is_null())):
             instants.setdefault(key, []).append(moment)
         for key in sorted(dict.fromkeys([*slices, *instants]), key=_order):  # requests as they began
             self._write_track(key, slices.get(key, []), instants.get(key, []))
 
-    def _write_track(self, key: _Key, slices: list[Slice], instants: list[_Instant]) -> None:
+    def _write_track(self, key: _TrackOwner, slices: list[Slice], instants: list[_Instant]) -> None:
         """Write the events of a request, or of none, on a track of its own."""
         track = self._track_of(key)
         offset = self._offset(key.role, key.worker)
@@ -154,7 +154,7 @@ class _RunWriter:
             window = self.written.window_ns or (instants[0], instants[0])
             self.written.window_ns = (min(window[0], *instants), max(window[1], *instants))
 
-    def _track_of(self, key: _Key) -> int:
+    def _track_of(self, key: _TrackOwner) -> int:
         process = self._process(key.role, key.worker)
         if key.request_id is None:
             name = "events" if key.step is None else "validation" if key.validate else "steps"
@@ -265,7 +265,7 @@ def _in_flight(run: Run) -> pl.DataFrame:
     return changes.with_columns(at_us=pl.col("begun") + (pl.col("at_sec") * 1e6).round().cast(pl.Int64))
 
 
-class _Key(NamedTuple):
+class _TrackOwner(NamedTuple):
     """The owner of a track: a request, or, if that is None, everything else of a process."""
 
     role: str
@@ -280,11 +280,11 @@ _Instant = tuple[str, str, int, dict[str, Value]]
 _WORDS: Final = ("event", "phase", "role", "tool", "finish_reason", "error")
 
 
-def _order(key: _Key) -> tuple[Any, ...]:
+def _order(key: _TrackOwner) -> tuple[Any, ...]:
     return key.role, key.worker, key.request_id is not None
 
 
-def _slices(spans: pl.DataFrame) -> Iterator[tuple[_Key, Slice]]:
+def _slices(spans: pl.DataFrame) -> Iterator[tuple[_TrackOwner, Slice]]:
     for row in _rows(spans, "start_us", "span", "parent", "exact"):
         key, event, phase, end_us, values, (start_us, number, parent, exact) = row
         if event == LOOP_BLOCK and key.role == "worker":
@@ -294,7 +294,7 @@ def _slices(spans: pl.DataFrame) -> Iterator[tuple[_Key, Slice]]:
         yield key, Slice(*values_of_slice, slack_ns=slack_us * 1000)
 
 
-def _instants(points: pl.DataFrame) -> Iterator[tuple[_Key, _Instant]]:
+def _instants(points: pl.DataFrame) -> Iterator[tuple[_TrackOwner, _Instant]]:
     for key, event, phase, end_us, values, _ in _rows(points):
         yield key, (event, phase, end_us * 1000, values)
 
@@ -302,9 +302,9 @@ def _instants(points: pl.DataFrame) -> Iterator[tuple[_Key, _Instant]]:
 def _rows(table: pl.DataFrame, *more: str) -> Iterator[tuple[Any, ...]]:
     """Yield key, event, phase, end, values and more columns of each row, in the order of time."""
     columns_of_row = ("event", "phase", "end_us")
-    columns = [*_Key._fields, *columns_of_row, *_VALUES, *TEXT_COLUMNS, *more]
+    columns = [*_TrackOwner._fields, *columns_of_row, *_VALUES, *TEXT_COLUMNS, *more]
     ordered = table.sort("start_us", maintain_order=True).with_columns(pl.col(_WORDS).cast(pl.String))
-    keys, front = len(_Key._fields), len(_Key._fields) + len(columns_of_row)
+    keys, front = len(_TrackOwner._fields), len(_TrackOwner._fields) + len(columns_of_row)
     back = front + len(_VALUES)
     rest = back + len(TEXT_COLUMNS)
     for row in ordered.select(columns).iter_rows():
@@ -314,7 +314,7 @@ def _rows(table: pl.DataFrame, *more: str) -> Iterator[tuple[Any, ...]]:
         if "turn" in values:
             values["turn"] += 1  # people count from 1
         values |= annotated(row[back], row[back + 1], values)
-        yield _Key(*row[:keys]), *row[keys:front], values, row[rest:]
+        yield _TrackOwner(*row[:keys]), *row[keys:front], values, row[rest:]
 
 
 def write_file(path: Path, write: Callable[[Packets], Any]) -> Any:
