@@ -168,8 +168,8 @@ def test_summary_shows_a_row_a_step_within_the_terminal(logs: Path, width: int) 
 
 def test_summary_as_json_has_the_numbers_of_the_table(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
     summary = answer(capsys, "summary", logs)
-    told = {"folder", "verdict", "findings", "steps", "workers", "ledger", "engine", "servers", "windows"}
-    assert set(summary) == {*told, "health"}
+    keys = {"folder", "verdict", "findings", "steps", "workers", "ledger", "engine", "servers", "windows"}
+    assert set(summary) == {*keys, "health"}
     assert summary["windows"] == []
     assert summary["engine"] is None
     assert summary["servers"] == []
@@ -221,9 +221,9 @@ def test_one_request_is_shown_as_a_waterfall(capsys: pytest.CaptureFixture[str],
     shown = printed(capsys, "requests", logs, "--request", slowest["request_id"])
     assert "  main_loop" in shown
     assert "turn_engine_call" in shown
-    told = answer(capsys, "requests", logs, "--request", slowest["request_id"])
-    assert told["requests"] == [slowest]
-    assert told["events"][0]["event"] == "async_rollout_request_complete"
+    shown_request = answer(capsys, "requests", logs, "--request", slowest["request_id"])
+    assert shown_request["requests"] == [slowest]
+    assert shown_request["events"][0]["event"] == "async_rollout_request_complete"
     near = slowest["request_id"][:-1] + "z"
     assert slowest["request_id"] in refused(capsys, "requests", logs, "--request", near)
 
@@ -265,10 +265,10 @@ def test_whatif_scales_any_event_by_its_name(capsys: pytest.CaptureFixture[str],
 
 def test_whatif_is_validated_with_another_run(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
     asked = ("whatif", logs, "--scale", "tool_execution=1", "--validate-with", logs)
-    told = answer(capsys, *asked)["validation"]
-    assert told["ratio"] == pytest.approx(1.0)
+    validation = answer(capsys, *asked)["validation"]
+    assert validation["ratio"] == pytest.approx(1.0)
     assert "1.00 x" in printed(capsys, *asked).replace("\n", " ")
-    assert told["low"] < 1 < told["high"]
+    assert validation["low"] < 1 < validation["high"]
     assert "whatif needs a rule" in refused(capsys, "whatif", logs)
     assert "must be above 0" in refused(capsys, "whatif", logs, "--max-turns", 0)
     assert "must be EVENT=F" in refused(capsys, "whatif", logs, "--scale", "engine=fast")
@@ -288,10 +288,10 @@ def test_compare_fails_where_asked(capsys: pytest.CaptureFixture[str], tmp_path:
     )
     passed = printed(capsys, "compare", a, a, "--fail-if", "p99 > 1.1x", "--fail-if", "p99 < 0.9x")
     assert "passed: p99 > 1.1x: 1.000 (1.00 .. 1.00)" in passed
-    told = json.loads(printed(capsys, "compare", a, b, "--json"))
+    compared = json.loads(printed(capsys, "compare", a, b, "--json"))
     columns = {"metric", "unit", "steps", "one", "other", "ratio", "low", "high", "verdict", "needed"}
-    assert columns == set(told["metrics"][0])
-    assert {row["verdict"] for row in told["metrics"] if row["metric"] == "engine"} == {"higher"}
+    assert columns == set(compared["metrics"][0])
+    assert {row["verdict"] for row in compared["metrics"] if row["metric"] == "engine"} == {"higher"}
     assert "must be like" in refused(capsys, "compare", a, b, "--fail-if", "p98 > 2x")
     assert "must be like" in refused(capsys, "compare", a, b, "--fail-if", "p99 > 0x")
 
@@ -349,8 +349,8 @@ def test_summary_of_a_step_shows_parts_that_add_up_to_it(
     spent = sum(row["sec"] for row in wall["ledger"]["steps"])
     assert spent == pytest.approx(step["interval_sec"], abs=1e-5)
     for worker in (0, 1):
-        own = sum(row["sec"] for row in wall["ledger"]["workers"] if row["worker"] == worker)
-        assert own == pytest.approx(spent, abs=1e-5)
+        part_sum = sum(row["sec"] for row in wall["ledger"]["workers"] if row["worker"] == worker)
+        assert part_sum == pytest.approx(spent, abs=1e-5)
     assert step["interval_sec"] == answer(capsys, "summary", logs)["steps"][1]["interval_sec"]
 
 

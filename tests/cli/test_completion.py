@@ -14,13 +14,13 @@ SHELLS = ("bash", "zsh", "fish")
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    folder, found = tmp_path_factory.mktemp("completion"), {}
+    folder, scripts_by_shell = tmp_path_factory.mktemp("completion"), {}
     for shell in SHELLS:
         with redirect_stdout(io.StringIO()) as printed:
             assert main(["completion", shell]) == 0
-        found[shell] = folder / shell
-        found[shell].write_text(printed.getvalue())
-    return found
+        scripts_by_shell[shell] = folder / shell
+        scripts_by_shell[shell].write_text(printed.getvalue())
+    return scripts_by_shell
 
 
 @pytest.mark.parametrize("shell", SHELLS)

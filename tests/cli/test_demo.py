@@ -70,19 +70,19 @@ def test_the_demo_without_its_packages_prints_a_command_for_this_python(
     assert main(["demo"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("sglang-instrument: the demo needs no_such_package: use `make demo`")
-    commands = [shlex.split(one) for one in said.partition("or run ")[2].split(" && ")]
-    assert [one[:3] for one in commands[1:]] == [["/a venv/bin/python", "-m", "uv"]] * 2
-    assert all(Path(one[-1]).is_file() for one in commands[1:])
+    commands = [shlex.split(command) for command in said.partition("or run ")[2].split(" && ")]
+    assert [words[:3] for words in commands[1:]] == [["/a venv/bin/python", "-m", "uv"]] * 2
+    assert all(Path(words[-1]).is_file() for words in commands[1:])
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("is_writable", [True, False])
 def test_the_report_is_offered_only_where_it_can_be_written(
-    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     synthetic_run(tmp_path / "logs", steps=1, workers=1, requests=1)
-    monkeypatch.setattr(demo, "_OF_REPORT", ("json" if there else "no_such_package",))
+    monkeypatch.setattr(demo, "_OF_REPORT", ("json" if is_writable else "no_such_package",))
     demo._show_next(tmp_path / "logs")
-    assert (" report " in capsys.readouterr().out) == there
+    assert (" report " in capsys.readouterr().out) == is_writable
 
 
 @pytest.mark.parametrize("where", ["on PATH", "below this folder", "elsewhere"])

@@ -74,7 +74,9 @@ class DemoRun:
     def durations(self, event: str, step: int, worker: int) -> list[float]:
         """Return the durations of an event in seconds, the longest first."""
         records = self.records(step, worker)
-        return sorted((one["duration_sec"] for one in records if one["event"] == event), reverse=True)
+        return sorted(
+            (record["duration_sec"] for record in records if record["event"] == event), reverse=True
+        )
 
 
 def all_records(run: DemoRun) -> list[Record]:
@@ -85,7 +87,7 @@ def all_records(run: DemoRun) -> list[Record]:
 def findings(run: DemoRun) -> list[Finding]:
     """Return the findings in training steps, the verdict first."""
     log = open_run(run.folder)
-    return [found for found in findings_of(log, over=True) if not found.validate]
+    return [finding for finding in findings_of(log, over=True) if not finding.validate]
 
 
 def run_demo(folder: Path, *options: str, **environment: str) -> DemoRun:
@@ -249,7 +251,9 @@ def test_the_model_repeats_its_training_dialogues(whole: DemoRun) -> None:
 
 def first_of(records: list[Record], event: str) -> Record:
     """Return the record of an event that began first."""
-    return min((one for one in records if one["event"] == event), key=lambda one: one["start_us"])
+    return min(
+        (record for record in records if record["event"] == event), key=lambda record: record["start_us"]
+    )
 
 
 def usual_sec(run: DemoRun, event: str) -> float:
@@ -283,19 +287,22 @@ def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(
 ) -> None:
     records = faulty.records(1, 0)
     starved = max(
-        (one for one in records if one["event"] == "reward_calculation"), key=lambda one: one["duration_sec"]
+        (record for record in records if record["event"] == "reward_calculation"),
+        key=lambda record: record["duration_sec"],
     )
     assert starved["duration_sec"] >= STARVED_SEC
     assert starved["active_sec"] < STARVED_SEC / 2
-    blocks = [one for one in records if one["event"] == "event_loop_block"]
-    [block] = [one for one in blocks if "unmeasured_work" in one["extra"]["stack"][-1]]
+    blocks = [record for record in records if record["event"] == "event_loop_block"]
+    [block] = [block for block in blocks if "unmeasured_work" in block["extra"]["stack"][-1]]
     assert block["duration_sec"] > STARVED_SEC / 2
     assert block["start_us"] < starved["start_us"] + starved["duration_sec"] * 1e6
     assert starved["start_us"] < block["start_us"] + block["duration_sec"] * 1e6
-    longest = max(blocks, key=lambda one: one["duration_sec"])  # a busy machine may add some
+    longest = max(blocks, key=lambda block: block["duration_sec"])  # a busy machine may add some
     run = open_run(faulty.folder)
-    found = [one for one in findings_of(run, over=False) if (one.step, one.worker) == (1, 0)]
-    [blocked] = [one for one in found if one.cause == "blocked-loop"]
+    findings_of_worker = [
+        finding for finding in findings_of(run, over=False) if (finding.step, finding.worker) == (1, 0)
+    ]
+    [blocked] = [finding for finding in findings_of_worker if finding.cause == "blocked-loop"]
     assert blocked.sentence.endswith(longest["extra"]["stack"][-1].split()[-1])
 
 

@@ -32,9 +32,9 @@ def test_a_cause_alone_means_a_made_up_run_with_the_seed_that_was_asked_for(
     assert main(["demo", "--cause", "hang", "--seed", "5", "--experiment", "mine"]) == 0
     capsys.readouterr()
     assert main(["summary", str(tmp_path / "logs/mine"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["health"]["runs"] == ["synthetic-5"]
-    assert told["findings"][0]["cause"] in ("hang", "death")
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["health"]["runs"] == ["synthetic-5"]
+    assert summary["findings"][0]["cause"] in ("hang", "death")
 
 
 def test_help_names_all_causes_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

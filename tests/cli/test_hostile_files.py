@@ -55,8 +55,8 @@ def make_socket(path: Path) -> None:
     here = Path.cwd()
     os.chdir(path.parent)  # the path of a socket is limited to 100 characters
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
     finally:
         os.chdir(here)
 
@@ -191,7 +191,7 @@ def test_a_store_with_an_irregular_file_is_made_again(run, odd, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent / "cache"))
     expected = open_run(run).digest.requests
     for name in ("index", "files", "steps", "requests", "turns", "barriers"):
-        path = next(one for one in (run / ".store").rglob(f"{name}.*") if one.is_file())
+        path = next(file for file in (run / ".store").rglob(f"{name}.*") if file.is_file())
         path.unlink()
         odd(path)
         assert open_run(run).digest.requests.equals(expected)
@@ -348,8 +348,8 @@ def test_invalid_reports_of_open_spans_end_no_command(run, printed):
     stamp = json.loads(lines[-1])["timestamp"]
     for spans_told in (spans, [*spans, _object(sound)]):
         report = _object({"spans": f"[{', '.join(spans_told)}]"})
-        told = _object({"timestamp": f'"{stamp}"', "event": '"open_spans"', "extra": report})
-        path.write_text("\n".join([*lines, told]) + "\n")
+        report_line = _object({"timestamp": f'"{stamp}"', "event": '"open_spans"', "extra": report})
+        path.write_text("\n".join([*lines, report_line]) + "\n")
         for command in ("check", "summary", "workers", "requests"):
             printed(command, run)
             printed(command, run, "--json")

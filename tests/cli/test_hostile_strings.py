@@ -192,7 +192,7 @@ def test_values_that_json_cannot_hold_are_printed_as_json(capsys):
     for _ in range(5_000):
         deep = [deep]
     print_json({"deep": deep, "large": 10**30, "half": "\ud800", "controls": "\x1b\x7f\x9b\u202e"})
-    told = json.loads(capsys.readouterr().out)
-    assert told["large"] == str(10**30)
-    assert told["half"] == "\\ud800"
-    assert told["controls"] == "\x1b\x7f\x9b\u202e"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["large"] == str(10**30)
+    assert printed["half"] == "\\ud800"
+    assert printed["controls"] == "\x1b\x7f\x9b\u202e"

@@ -153,8 +153,8 @@ def test_a_killed_command_loses_nothing_and_goes_on(name: str, world: World) -> 
     for point in points_of(ended.changes):
         begin(world)
         assert world.commands.run(*case.words(world), kill_at=point).code == -9
-        told = case.killed(world)
-        assert told is None or differs(told, before) == "", point
+        answer = case.killed(world)
+        assert answer is None or differs(answer, before) == "", point
         again = world.commands.run(*case.words(world))
         assert again.code == 0, (point, again.said)
         assert differs(json.loads(json.dumps(case.after(world))), expected) == "", point

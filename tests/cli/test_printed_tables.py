@@ -61,7 +61,7 @@ def tables_printed_by(command):
 def headers_of(text):
     """Return the header of each table, by its rule."""
     lines = text.splitlines()
-    return [lines[at - 1] for at, line in enumerate(lines) if line.startswith("──")]
+    return [lines[number - 1] for number, line in enumerate(lines) if line.startswith("──")]
 
 
 def test_a_waterfall_draws_each_event_where_it_lies(logs, printed):
@@ -69,9 +69,9 @@ def test_a_waterfall_draws_each_event_where_it_lies(logs, printed):
     asked = ("requests", logs, "--request", slowest["request_id"])
     events = json.loads(printed(*asked, "--json"))["events"]
     lines = printed(*asked).splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith("event "))
-    column = lines[at].index("when")
-    bars = [line[column:].rstrip() for line in lines[at + 2 : at + 2 + len(events)]]
+    header_number = next(number for number, line in enumerate(lines) if line.startswith("event "))
+    column = lines[header_number].index("when")
+    bars = [line[column:].rstrip() for line in lines[header_number + 2 : header_number + 2 + len(events)]]
     for event, bar in zip(events, bars, strict=True):
         begins = event["start_sec"] / slowest["duration_sec"] * 32
         mark = "|" if event["duration_sec"] is None else "#"  # an instant event has no length
@@ -96,7 +96,9 @@ def test_output_that_is_no_terminal_has_every_column(logs, printed, monkeypatch,
     if command == "staleness":  # this run's samples say nothing of weights
         assert "nothing was recorded" in whole
     elif command != "gaps":  # this run has no plateau
-        assert [one.header for one in first if f"{one.header} " not in headers_of(whole)[0] + " "] == []
+        assert [
+            column.header for column in first if f"{column.header} " not in headers_of(whole)[0] + " "
+        ] == []
     monkeypatch.setenv("COLUMNS", "80")
     assert printed(command, logs, *ASKED[command]) == whole
 
@@ -153,14 +155,14 @@ def test_two_durations_that_are_compared_have_the_same_unit():
 
 
 def test_no_command_prints_two_units_for_a_number_or_an_exponent(logs, printed):
-    told = "".join(printed(command, logs, *ASKED[command]) for command in ASKED)
-    told += printed("workers", logs, "--step", 2)
-    told += printed(
+    output = "".join(printed(command, logs, *ASKED[command]) for command in ASKED)
+    output += printed("workers", logs, "--step", 2)
+    output += printed(
         "compare",
         logs,
         logs,
     )
-    assert re.findall(r"\d (?:us|ms) s\b|\d[eE][-+]?\d+\b", told.replace(str(logs), "")) == []
+    assert re.findall(r"\d (?:us|ms) s\b|\d[eE][-+]?\d+\b", output.replace(str(logs), "")) == []
 
 
 TABLED = [name for name in COMMANDS if hasattr(importlib.import_module(COMMANDS[name]), "TABLES")]
@@ -168,13 +170,13 @@ TABLED = [name for name in COMMANDS if hasattr(importlib.import_module(COMMANDS[
 
 @pytest.mark.parametrize("command", TABLED)
 def test_explain_says_what_each_column_is_and_needs_no_run(printed, command):
-    told = " ".join(printed(command, "--explain").split())
+    explanation = " ".join(printed(command, "--explain").split())
     for table in tables_printed_by(command):
-        assert table.title in told
+        assert table.title in explanation
         for column in table.columns:
             assert column.meaning, column.name
-            assert f"{column.header if column.terminal else column.name} " in told
-            assert " ".join(column.meaning.split()) in told
+            assert f"{column.header if column.terminal else column.name} " in explanation
+            assert " ".join(column.meaning.split()) in explanation
 
 
 def test_every_command_that_prints_a_table_explains_it():
@@ -187,9 +189,9 @@ def test_every_header_that_is_printed_is_explained(logs, printed, command):
     names = {re.sub(r"\d+$", "N", column.header) for column in columns}
     shown = printed(command, logs, *ASKED[command]) + printed(command, logs, *ASKED[command], "--step", 2)
     for header in filter(None, headers_of(shown)):
-        for one in re.split(r"\s{2,}", header.strip()):
-            name = re.sub(r" (s|ms|us|%)$", "", one)
-            assert {one, re.sub(r"\d+$", "N", name)} & names, header
+        for header_cell in re.split(r"\s{2,}", header.strip()):
+            name = re.sub(r" (s|ms|us|%)$", "", header_cell)
+            assert {header_cell, re.sub(r"\d+$", "N", name)} & names, header
 
 
 def test_colours_are_for_terminals_and_can_be_wished_for_or_away(logs, printed, monkeypatch):
@@ -211,12 +213,14 @@ def test_a_request_is_found_by_the_begin_of_its_id(logs, printed, capsys):
     ids = sorted(row["request_id"] for row in rows)
     wanted = ids[3]
     begin = next(
-        wanted[:size] for size in range(1, 99) if sum(one.startswith(wanted[:size]) for one in ids) == 1
+        wanted[:size]
+        for size in range(1, 99)
+        if sum(request_id.startswith(wanted[:size]) for request_id in ids) == 1
     )
     assert f"request {wanted}, step" in printed("requests", logs, "--request", begin)
     shared = ids[0][:1]
     assert main(["requests", str(logs), "--request", shared]) == 2
-    several = sum(one.startswith(shared) for one in ids)
+    several = sum(request_id.startswith(shared) for request_id in ids)
     assert f"{several} requests begin with {shared!r}: {ids[0]}, " in capsys.readouterr().err
 
 

@@ -28,8 +28,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answer(capsys: pytest.CaptureFixture[str], folder: Path) -> dict[str, dict[str, object]]:
     assert main(["runs", str(folder), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    return {Path(row["logs"]).name: row for row in told["runs"]}
+    listed = json.loads(capsys.readouterr().out)
+    return {Path(row["logs"]).name: row for row in listed["runs"]}
 
 
 def test_runs_lists_the_experiments_below_a_folder(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,10 +90,10 @@ def test_two_runs_of_a_folder_are_compared_and_reported_by_their_ids(
     logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    one, two = (f"{logs}/shared@synthetic-{number}" for number in (1, 2))
-    assert main(["compare", one, two]) in (0, 3)
+    first, second = (f"{logs}/shared@synthetic-{number}" for number in (1, 2))
+    assert main(["compare", first, second]) in (0, 3)
     assert (
         f"{logs}/shared (run synthetic-2) against {logs}/shared (run synthetic-1)" in capsys.readouterr().out
     )
-    assert main(["report", one, "-o", str(tmp_path / "one.html")]) == 0
+    assert main(["report", first, "-o", str(tmp_path / "one.html")]) == 0
     assert f"{logs}/shared (run synthetic-1)" in (tmp_path / "one.html").read_text()

@@ -54,10 +54,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_requests_are_those_of_the_engine(
     both: Path, servers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = answer(capsys, "requests", servers, "--limit", "1000")
+    of_servers = answer(capsys, "requests", servers, "--limit", "1000")
     of_engine = answer(capsys, "requests", both, "--engine", "--limit", "1000")["engine_requests"]
-    assert told["requests"] == []
-    assert [row["rid"] for row in told["engine_requests"]] == [row["rid"] for row in of_engine]
+    assert of_servers["requests"] == []
+    assert [row["rid"] for row in of_servers["engine_requests"]] == [row["rid"] for row in of_engine]
     shown = printed(capsys, "requests", servers)
     assert ALONE in shown
     assert of_engine[0]["rid"] in shown
@@ -67,8 +67,8 @@ def test_a_request_is_found_by_the_begin_of_its_rid(
     servers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rid = answer(capsys, "requests", servers)["engine_requests"][0]["rid"]
-    found = answer(capsys, "requests", servers, "--request", rid[:-2])["engine_requests"]
-    assert {row["rid"][: len(rid) - 2] for row in found} == {rid[:-2]}
+    matching = answer(capsys, "requests", servers, "--request", rid[:-2])["engine_requests"]
+    assert {row["rid"][: len(rid) - 2] for row in matching} == {rid[:-2]}
     assert "no request of the engine with the rid 'zz'" in refused(
         capsys, "requests", servers, "--request", "zz"
     )
@@ -101,21 +101,21 @@ def test_events_are_those_of_the_engine_without_shares(
 def test_turns_are_the_engines_calls_in_one_row_without_a_number(
     servers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = answer(capsys, "turns", servers)
+    turns = answer(capsys, "turns", servers)
     every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
-    (row,) = told["turns"]
-    assert (row["turn"], row["requests"], told["counts"]) == (None, len(every), [])
-    assert row["engine_sec"] == pytest.approx(sum(one["duration_sec"] for one in every))
-    assert row["response_tokens"] == sum(one["completion_tokens"] for one in every)
+    (row,) = turns["turns"]
+    assert (row["turn"], row["requests"], turns["counts"]) == (None, len(every), [])
+    assert row["engine_sec"] == pytest.approx(sum(request["duration_sec"] for request in every))
+    assert row["response_tokens"] == sum(request["completion_tokens"] for request in every)
     assert ALONE in printed(capsys, "turns", servers)
 
 
 def test_the_summary_has_a_row_for_each_server(servers: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, "summary", servers)
+    summary = answer(capsys, "summary", servers)
     every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
-    assert [row["server"] for row in told["servers"]] == ["server_0", "server_1"]
-    assert sum(row["requests"] for row in told["servers"]) == len(every)
-    assert told["verdict"] == "none, for only the engine's processes logged, and they know no steps"
+    assert [row["server"] for row in summary["servers"]] == ["server_0", "server_1"]
+    assert sum(row["requests"] for row in summary["servers"]) == len(every)
+    assert summary["verdict"] == "none, for only the engine's processes logged, and they know no steps"
     shown = printed(capsys, "summary", servers)
     assert f"2 servers, {len(every)} requests of the engine" in shown
     assert ALONE in shown
@@ -135,9 +135,12 @@ def test_windows_cut_at_pauses_are_the_steps_that_nobody_logged(
     placed = answer(capsys, "requests", both, "--engine", "--limit", "1000")["engine_requests"]
     assert [(row["window"], row["cut"]) for row in windows] == [(1, "idle"), (2, "idle")]
     assert [row["requests"] for row in windows] == [
-        sum(one["step"] == step for one in placed) for step in sorted({one["step"] for one in placed})
+        sum(request["step"] == step for request in placed)
+        for step in sorted({request["step"] for request in placed})
     ]
-    assert sum(row["completion_tokens"] for row in windows) == sum(one["completion_tokens"] for one in every)
+    assert sum(row["completion_tokens"] for row in windows) == sum(
+        request["completion_tokens"] for request in every
+    )
     assert windows[0]["idle_sec"] is None
     assert windows[1]["idle_sec"] > 1
     assert windows[1]["p99_sec"] <= windows[1]["max_sec"] <= windows[1]["wall_sec"]
@@ -147,7 +150,7 @@ def test_windows_cut_at_pauses_are_the_steps_that_nobody_logged(
 def test_windows_are_cut_by_the_clock_if_asked(servers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     windows = answer(capsys, "summary", servers, "--window", "0.5")["windows"]
     every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
-    begin = min(one["start_us"] for one in every)
+    begin = min(request["start_us"] for request in every)
     assert sum(row["requests"] for row in windows) == len(every)
     assert {row["cut"] for row in windows} == {"fixed"}
     places = [(row["begin_us"] - begin) // 500_000 for row in windows]

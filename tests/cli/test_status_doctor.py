@@ -220,11 +220,11 @@ def test_doctor_finds_no_problem_on_a_good_machine(printed, log_dir, tables, mon
     )
     monkeypatch.setenv("SGLANG_INSTRUMENT_PATCHES", str(tables))
     monkeypatch.setenv("SGLANG_INSTRUMENT_TRAINERS", "mine")
-    found = doctor(printed, "--log-dir", log_dir)
-    assert found["folder"]["found"] == str(log_dir / "multiturn_log_dir")
-    assert "(pytest " in found["patches"]["found"]
-    assert found["patches"]["found"].endswith("2 of 2 events")
-    assert not [about for about, finding in found.items() if finding["ok"] is False]
+    diagnoses = doctor(printed, "--log-dir", log_dir)
+    assert diagnoses["folder"]["found"] == str(log_dir / "multiturn_log_dir")
+    assert "(pytest " in diagnoses["patches"]["found"]
+    assert diagnoses["patches"]["found"].endswith("2 of 2 events")
+    assert not [about for about, diagnosis in diagnoses.items() if diagnosis["ok"] is False]
 
 
 def test_doctor_leaves_nothing_behind_and_makes_nothing(printed, tmp_path, log_dir):

@@ -25,8 +25,8 @@ def test_json_has_the_snapshot(tmp_path, capsys):
     assert main(["watch", str(logs), "--once", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["step"]["step"] == 3
-    assert [one["step"] for one in answer["done"]] == [1, 2, 3]
-    assert {one["role"] for one in answer["totals"]} == {"worker"}
+    assert [step["step"] for step in answer["done"]] == [1, 2, 3]
+    assert {total["role"] for total in answer["totals"]} == {"worker"}
     assert answer["waiting"] is None
 
 

@@ -34,7 +34,6 @@ NOT_DONE = {
     "sglang_instrument/live",
     "sglang_instrument/recording/watch",
     "tests/analysis",
-    "tests/cli",
     "tests/live",
     "tests/recording/watch",
 }
