@@ -24,13 +24,7 @@ ALLOWED: dict[str, set[str]] = {
 
 #: Rooms that still have such names: a room leaves this list when its last one goes.
 NOT_DONE = {
-    "sglang_instrument/analysis/dataset",
-    "sglang_instrument/analysis/digests",
-    "sglang_instrument/analysis/executors",
-    "sglang_instrument/analysis/foreign",
-    "sglang_instrument/analysis/long_runs",
     "sglang_instrument/analysis/run",
-    "sglang_instrument/analysis/store",
     "sglang_instrument/live",
     "sglang_instrument/recording/watch",
     "tests/analysis",

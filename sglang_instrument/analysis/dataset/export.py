@@ -43,7 +43,7 @@ class _Output(msgspec.Struct):
     rows: int
 
 
-class _Manifest(msgspec.Struct):
+class _ExportManifest(msgspec.Struct):
     """What a dataset was made from; `begun` are the log files of an export that has not ended."""
 
     version: str
@@ -133,17 +133,17 @@ def _is_begun(name: str) -> bool:
     return name == _LOCK or is_draft(name)
 
 
-def _known(run: Run, known: _Manifest | None) -> _Manifest:
+def _known(run: Run, known: _ExportManifest | None) -> _ExportManifest:
     """Return the manifest of a dataset as it was; an empty one if there is none of this version."""
     runs = list(run_begins(run.files))
     if known is None:
-        return _Manifest(_VERSION, runs, [], {})
+        return _ExportManifest(_VERSION, runs, [], {})
     if known.version != _VERSION:
         known = _of_pruned(run, known)
     return msgspec.structs.replace(known, version=_VERSION, runs=runs)
 
 
-def _of_pruned(run: Run, known: _Manifest) -> _Manifest:
+def _of_pruned(run: Run, known: _ExportManifest) -> _ExportManifest:
     """Return what an earlier version wrote of files that `prune` deleted: it cannot be written again."""
     gone = {file.path for file in run.files if not file.has_records}
     spans = {name: output for name, output in known.spans.items() if not gone.isdisjoint(output.files)}
@@ -163,28 +163,28 @@ def _add_columns(target: SafeFolder, outputs: Collection[str]) -> None:
             save_parquet(folder, name, spans.with_columns(added))
 
 
-def _load(target: SafeFolder) -> _Manifest | None:
+def _load(target: SafeFolder) -> _ExportManifest | None:
     try:
-        return msgspec.json.decode(read_regular(target.path / _MANIFEST, _MOST_BYTES), type=_Manifest)
+        return msgspec.json.decode(read_regular(target.path / _MANIFEST, _MOST_BYTES), type=_ExportManifest)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _save(target: SafeFolder, manifest: _Manifest) -> None:
+def _save(target: SafeFolder, manifest: _ExportManifest) -> None:
     target.write(_MANIFEST, msgspec.json.encode(manifest))
 
 
 def _with_spans(
-    run: Run, target: SafeFolder, old: _Manifest, progress: Progress | None
-) -> tuple[_Manifest, int]:
+    run: Run, target: SafeFolder, old: _ExportManifest, progress: Progress | None
+) -> tuple[_ExportManifest, int]:
     """Write the spans of the log files that changed; return the new manifest, and how many files it wrote."""
     if run.executor.is_far:
         raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
     newest = newest_runs(run.files)
     states = {file.path: _state(file, newest) for file in run.files}
     unchanged = {state[0] for state in old.files if states.get(state[0]) == state}
-    kept = _untouched(old.spans, unchanged, target)
-    redone = _redone(run.files, old.spans, kept, unchanged)
+    untouched = _untouched(old.spans, unchanged, target)
+    redone = _redone(run.files, old.spans, untouched, unchanged)
     if redone:
         begun = {*old.begun, *(file.path for file in redone)}
         _save(target, msgspec.structs.replace(old, begun=sorted(begun)))
@@ -195,7 +195,7 @@ def _with_spans(
     gone = {file.path for file in run.files if not file.has_records} - unchanged
     known = {path: state for path, state in states.items() if path not in gone}
     now = {**known, **{file.path: _state(file, newest) for file in read}}
-    return _Manifest(_VERSION, old.runs, list(now.values()), {**kept, **fresh}), len(fresh)
+    return _ExportManifest(_VERSION, old.runs, list(now.values()), {**untouched, **fresh}), len(fresh)
 
 
 def _state(file: File, newest: Newest) -> _State:
@@ -204,27 +204,27 @@ def _state(file: File, newest: Newest) -> _State:
 
 def _untouched(outputs: dict[str, _Output], unchanged: set[str], target: SafeFolder) -> dict[str, _Output]:
     """Return the Parquet files whose log files are as they were; a log file goes with all of its outputs."""
-    kept = {name: one for name, one in outputs.items() if _is_here(target, name)}
-    lost = {path for name, one in outputs.items() if name not in kept for path in one.files}
+    untouched = {name: output for name, output in outputs.items() if _is_here(target, name)}
+    lost = {path for name, output in outputs.items() if name not in untouched for path in output.files}
     sound = unchanged - lost
     while True:
-        touched = {name for name, one in kept.items() if not sound.issuperset(one.files)}
+        touched = {name for name, output in untouched.items() if not sound.issuperset(output.files)}
         if not touched:
-            return kept
-        sound = sound - {path for name in touched for path in kept[name].files}
-        kept = {name: one for name, one in kept.items() if name not in touched}
+            return untouched
+        sound = sound - {path for name in touched for path in untouched[name].files}
+        untouched = {name: output for name, output in untouched.items() if name not in touched}
 
 
 def _redone(
-    files: Sequence[File], outputs: dict[str, _Output], kept: dict[str, _Output], unchanged: set[str]
+    files: Sequence[File], outputs: dict[str, _Output], untouched: dict[str, _Output], unchanged: set[str]
 ) -> list[File]:
     """Return the log files that changed, and those that share a Parquet file with them.
 
     Files that `prune` deleted are left out: their spans stay where an earlier export wrote them.
     """
-    again = {path for name, one in outputs.items() if name not in kept for path in one.files}
-    there = [file for file in files if file.has_records]
-    return [file for file in there if file.path in again or file.path not in unchanged]
+    again = {path for name, output in outputs.items() if name not in untouched for path in output.files}
+    with_records = [file for file in files if file.has_records]
+    return [file for file in with_records if file.path in again or file.path not in unchanged]
 
 
 def _outputs(read: Sequence[File], parts: Iterable[pl.DataFrame]) -> dict[str, _Output]:
@@ -249,12 +249,12 @@ def write_table(path: Path, table: pl.DataFrame) -> None:
         write_parquet(table, file)
 
 
-def _our_outputs(run: Run, known: _Manifest) -> set[str]:
+def _our_outputs(run: Run, known: _ExportManifest) -> set[str]:
     """Return the names of files of spans that this export or an earlier one may have written."""
     return set(map(output_name, _logs_of(known) | {file.path for file in run.files}))
 
 
-def _logs_of(known: _Manifest) -> set[str]:
+def _logs_of(known: _ExportManifest) -> set[str]:
     """Return the paths of the log files that a dataset was made from, or that an export began to write."""
     of_spans = (path for output in known.spans.values() for path in output.files)
     return {*known.begun, *(state[0] for state in known.files), *of_spans}
@@ -272,8 +272,8 @@ def _delete_others(target: SafeFolder, outputs: Collection[str], ours: Collectio
     """Delete our files of spans that no log file stands behind any more, and drafts of killed exports."""
     for folder in _step_folders(target):
         below = "/".join(folder.inside[len(target.inside) :])
-        own = {name for name in folder.names() if name in ours or _OLD_DRAFT.fullmatch(name)}
-        stale = {name for name in own if f"{below}/{name}" not in outputs}
+        our_names = {name for name in folder.names() if name in ours or _OLD_DRAFT.fullmatch(name)}
+        stale = {name for name in our_names if f"{below}/{name}" not in outputs}
         folder.delete_those(stale.__contains__)
         folder.delete_drafts(at_once=True)
 

@@ -80,7 +80,7 @@ def _answer(
             _lock(connection, dataset, [result, *(file.path for file in records or ())])
             rows = f"FROM (\n{statement}\n)"
             columns = connection.execute(f"DESCRIBE {rows}").fetchall()
-            chosen = ", ".join(_plain(at, *column[:2]) for at, column in enumerate(columns, 1))
+            chosen = ", ".join(_plain(position, *column[:2]) for position, column in enumerate(columns, 1))
             connection.execute(f"COPY (SELECT {chosen} {rows}) TO {quoted(result)} (FORMAT parquet)")
     except duckdb.Error as error:
         raise InstrumentError(_message(error)) from None
@@ -121,13 +121,13 @@ def _select(duckdb: Any, query: str) -> str:
     return text.strip().rstrip(";")
 
 
-def _plain(at: int, name: str, kind: str) -> str:
+def _plain(position: int, name: str, kind: str) -> str:
     """Return a column of the result as a type that all readers have: sums integers, intervals seconds."""
     name = '"' + name.replace('"', '""') + '"'
     if kind == "INTERVAL":
-        return f"epoch(#{at}) AS {name}"
+        return f"epoch(#{position}) AS {name}"
     cast = "BIGINT" if kind == "HUGEINT" else "DOUBLE" if kind.startswith("DECIMAL") else None
-    return f"#{at} AS {name}" if cast is None else f"CAST(#{at} AS {cast}) AS {name}"
+    return f"#{position} AS {name}" if cast is None else f"CAST(#{position} AS {cast}) AS {name}"
 
 
 def _message(error: Exception) -> str:

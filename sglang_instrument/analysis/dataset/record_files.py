@@ -49,13 +49,13 @@ def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None
     if run.executor.is_far:
         raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
     files = [file for file in run.files if file.has_records]
-    kept = _in_store(run, files, progress)
-    held = {key_of(file) for part in kept for file in part.counting}
+    in_store = _in_store(run, files, progress)
+    held = {key_of(file) for part in in_store for file in part.counting}
     missing = [file for file in files if key_of(file) not in held]
     written = run.executor.read(missing, BatchJob(RECORDS, target=scratch), progress)[0] if missing else []
     counts = newest_run_filter(run.files)
     wanted = {(key_of(file), run_id) for file in files for run_id in file.runs if counts(file, run_id)}
-    stored = [(part.folder / _NAME, part.files) for part in kept]
+    stored = [(part.folder / _NAME, part.files) for part in in_store]
     stored += [(path, written) for path in sorted(scratch.path.glob(f"*/{_NAME}"))]
     return [RecordFile(path, _left_out(of_part, wanted)) for path, of_part in stored]
 
@@ -71,7 +71,7 @@ def _in_store(run: Run, files: Sequence[File], progress: Progress | None) -> lis
     if not run.cached or not isinstance(executor, LocalExecutor) or not is_worthwhile(files):
         return []
     write_now()
-    kept = []
+    held = []
     for home, of_home in groupby(held_parts(run.home, files), key=lambda part: part.home):
         parts = list(of_home)
         lacking = [part for part in parts if not _has_records(part)]
@@ -80,8 +80,8 @@ def _in_store(run: Run, files: Sequence[File], progress: Progress | None) -> lis
                 _add_records(home, lacking, executor, progress)
             except (OSError, pl.exceptions.PolarsError):  # in use, read only, full, or a link is in the way
                 pass
-        kept += [part for part in parts if _has_records(part)]
-    return kept
+        held += [part for part in parts if _has_records(part)]
+    return held
 
 
 def _has_records(part: HeldPart) -> bool:

@@ -26,7 +26,7 @@ _MANIFEST: Final = "digest.json"
 _SMALLER: Final = frozenset(f"log {LOG_VERSION}, layout {number}" for number in (11, 12, 13, 14, 15))
 
 
-class _Manifest(msgspec.Struct):
+class _DigestManifest(msgspec.Struct):
     """The index of a stored digest: its files; `token` is part of the names of its tables."""
 
     version: str
@@ -42,7 +42,7 @@ class _Listed(msgspec.Struct):
 
 
 class _List(msgspec.Struct):
-    """As much of a `_Manifest` as tells which files it is of."""
+    """As much of a `_DigestManifest` as tells which files it is of."""
 
     files: list[_Listed]
 
@@ -68,7 +68,7 @@ def load_digest(home: Path, smaller: bool = False) -> tuple[list[File], Digest]:
         OSError, msgspec.MsgspecError, pl.exceptions.PolarsError: It holds no whole digest.
         ValueError: It holds one of another version.
     """
-    manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_Manifest)
+    manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_DigestManifest)
     lacking = smaller and manifest.version in _SMALLER
     if manifest.version != VERSION and not lacking:
         raise ValueError(f"written as {manifest.version}, this version reads {VERSION}")
@@ -83,10 +83,10 @@ def load_digest(home: Path, smaller: bool = False) -> tuple[list[File], Digest]:
 
 def _completed(name: str, path: Path) -> pl.DataFrame:
     """Return a table of an older layout with the columns of today's."""
-    found = read_table(path) if path.exists() else pl.DataFrame(schema=SCHEMAS[name])
-    return found.select(
-        (pl.col(one) if one in found.columns else _lacking(one)).cast(kind)
-        for one, kind in SCHEMAS[name].items()
+    stored = read_table(path) if path.exists() else pl.DataFrame(schema=SCHEMAS[name])
+    return stored.select(
+        (pl.col(column) if column in stored.columns else _lacking(column)).cast(kind)
+        for column, kind in SCHEMAS[name].items()
     )
 
 
@@ -113,7 +113,7 @@ def save_digest(home: SafeFolder, files: Sequence[File], digest: Digest, sync: b
     token = os.urandom(6).hex()
     for name, table in digest.tables().items():
         save_parquet(home, f"{name}-{token}.parquet", table, sync)
-    home.write(_MANIFEST, msgspec.json.encode(_Manifest(VERSION, token, list(files))), sync)
+    home.write(_MANIFEST, msgspec.json.encode(_DigestManifest(VERSION, token, list(files))), sync)
     for name in SCHEMAS:
         _forget_others(home, name, token)
     home.delete_drafts()
@@ -126,5 +126,7 @@ def save_table(home: SafeFolder, name: str, token: str, table: pl.DataFrame) -> 
 
 
 def _forget_others(home: SafeFolder, name: str, token: str) -> None:
-    own = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}\.parquet")
-    home.delete_those(lambda one: own.fullmatch(one) is not None and one != f"{name}-{token}.parquet")
+    ours = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}\.parquet")
+    home.delete_those(
+        lambda file_name: ours.fullmatch(file_name) is not None and file_name != f"{name}-{token}.parquet"
+    )

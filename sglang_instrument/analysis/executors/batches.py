@@ -73,11 +73,11 @@ def in_order(wanted: Sequence[File], result: BatchResult) -> BatchResult:
         begins.append(begin)
         begin += len(file.runs)
     new = [0] * begin
-    at = 0
+    next_number = 0
     for number in order:
         for run in range(len(read[number].runs)):
-            new[begins[number] + run] = at
-            at += 1
+            new[begins[number] + run] = next_number
+            next_number += 1
     numbers = pl.Series(new, dtype=pl.Int64)
     return [read[number] for number in order], {
         name: _sorted(tables.pop(name), numbers) for name in list(tables)

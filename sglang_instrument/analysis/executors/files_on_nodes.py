@@ -45,10 +45,10 @@ def sizes_on_nodes(folder: Path, on: str) -> list[dict[str, tuple[int, int, int]
 
     def sizes(node: RayNode) -> dict[str, tuple[int, int, int]]:
         try:
-            [found] = node.calls(on_node.sizes, [(where_on_nodes(folder),)])
+            [sizes_there] = node.calls(on_node.sizes, [(where_on_nodes(folder),)])
         except Exception:  # whatever Ray raises for a node that dies; an executor names it
             return {}
-        return dict(found)
+        return dict(sizes_there)
 
     nodes = RayNodes(cluster_at(on)).nodes().values()
     with ThreadPoolExecutor(_MOST_NODES) as threads:
@@ -56,7 +56,7 @@ def sizes_on_nodes(folder: Path, on: str) -> list[dict[str, tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldFile:
     """A file of the run. `offers` has by node's name what that node holds: the same file."""
 
     offers: dict[str, Offer]
@@ -91,10 +91,12 @@ class FilesOnNodes:
         while new := [node for node in source.nodes().values() if not self._is_known(node)]:  # some join late
             self.nodes |= {node.name: node for node in new}
             with ThreadPoolExecutor(_MOST_NODES) as threads:
-                offers += [offer for found in threads.map(self._look, new) for offer in found]
+                offers += [
+                    offer for offers_of_node in threads.map(self._look, new) for offer in offers_of_node
+                ]
         self.absent = {**source.lost(), **self.absent}
         matched = match([], offers, self._hash_there, lambda file, size: "")
-        self.held = {file.target: Held({offer.node: offer for offer in same}) for file, same in matched}
+        self.held = {file.target: HeldFile({offer.node: offer for offer in same}) for file, same in matched}
 
     def forget(self, name: str) -> None:
         """Ask a node no more, because it failed."""
@@ -108,19 +110,21 @@ class FilesOnNodes:
         """
         missing = set(paths)
         for name, node in list(self.nodes.items()):
-            own = [(self.held[path].offers[name], path) for path in missing if name in self.held[path].offers]
+            of_node = [
+                (self.held[path].offers[name], path) for path in missing if name in self.held[path].offers
+            ]
             try:
-                self._fetch(node, own, folder)
+                self._fetch(node, of_node, folder)
             except Exception:  # whatever Ray raises for a node that dies
                 self.forget(name)
                 continue
-            missing -= {path for _, path in own}
+            missing -= {path for _, path in of_node}
         if missing:
             raise FileNotFoundError(f"no node that holds {min(missing)} answers")
 
-    def _fetch(self, node: RayNode, own: Iterable[tuple[Offer, str]], folder: Path) -> None:
-        targets = {offer.path: SafeFolder(folder).split(path) for offer, path in own}
-        chunks = list(in_chunks([(offer.path, 0, offer.size) for offer, _ in own], CHUNK_BYTES))
+    def _fetch(self, node: RayNode, wanted: Iterable[tuple[Offer, str]], folder: Path) -> None:
+        targets = {offer.path: SafeFolder(folder).split(path) for offer, path in wanted}
+        chunks = list(in_chunks([(offer.path, 0, offer.size) for offer, _ in wanted], CHUNK_BYTES))
         answers = node.calls(on_node.send, ((self.where, chunk, True) for chunk in chunks))
         for chunk, answer in zip(chunks, answers, strict=True):
             for path, begin, piece in pieces_of(chunk, answer):
@@ -136,19 +140,19 @@ class FilesOnNodes:
     def _look(self, node: RayNode) -> list[Offer]:
         """Return what a node holds; [] if it fails."""
         try:
-            [found] = node.calls(on_node.look, [(self.where, self._only)])
+            [listing] = node.calls(on_node.look, [(self.where, self._only)])
         except Exception as error:  # whatever Ray raises for a node that dies
             self.forget(node.name)
             self.absent[node.name] = str(error).strip().partition("\n")[0]
             return []
-        return [Offer(node.name, **one) for one in found["files"] if is_inside(one["path"])]
+        return [Offer(node.name, **entry) for entry in listing["files"] if is_inside(entry["path"])]
 
     def _hash_there(self, name: str, path: str, size: int) -> str:
         if name not in self.nodes:
             return ""
         try:
-            [[found]] = self.nodes[name].calls(on_node.hashes, [(self.where, [(path, size)])])
+            [[digest]] = self.nodes[name].calls(on_node.hashes, [(self.where, [(path, size)])])
         except Exception:  # as above
             self.forget(name)
             return ""
-        return str(found)
+        return str(digest)

@@ -97,9 +97,9 @@ class RayExecutor:
             shares, gone = self._share_out(left)
             parts += [([self._unreadable(file)], {}) for file in gone]
             left = []
-            for own, result in self._read_at_once(shares, job, counter):
+            for of_share, result in self._read_at_once(shares, job, counter):
                 if result is None:
-                    left += own
+                    left += of_share
                 else:
                     parts.append(result)
         return in_order(files, join_results(parts))
@@ -130,8 +130,8 @@ class RayExecutor:
             LogError: The function raised an error.
         """
         holders = sorted({name for held in self._files.held.values() for name in held.offers})
-        for at in range(len(holders)):
-            name = holders[(number + at) % len(holders)]
+        for turn in range(len(holders)):
+            name = holders[(number + turn) % len(holders)]
             if name not in self._files.nodes:
                 continue
             options = {"num_cpus": 0, "runtime_env": {"env_vars": _SETTINGS}, "max_retries": _RETRIES}
@@ -223,7 +223,10 @@ class RayExecutor:
                     counter.add(sizes[done])
                     counted += sizes[done]
             while len(parts) > 1:
-                parts = [together.remote(*parts[at : at + _FAN_IN]) for at in range(0, len(parts), _FAN_IN)]
+                parts = [
+                    together.remote(*parts[begin : begin + _FAN_IN])
+                    for begin in range(0, len(parts), _FAN_IN)
+                ]
             list(self._finished(parts))
             packed: Packed = self._ray.get(parts[0])
         except self._ray.exceptions.RayError:
@@ -254,15 +257,15 @@ class RayExecutor:
         holders = {name for held in self._files.held.values() for name in held.offers}
         for name in sorted(holders & self._files.nodes.keys()):
             try:
-                [found] = self._files.nodes[name].calls(on_node.versions, [()])
+                [versions] = self._files.nodes[name].calls(on_node.versions, [()])
             except self._ray.exceptions.RayError:  # it has died meanwhile
                 self._files.forget(name)
                 continue
-            missing = [package for package, version in found.items() if version is None]
+            missing = [package for package, version in versions.items() if version is None]
             if missing:
                 wrong.append(f"{name} lacks {', '.join(missing)}")
-            elif found["sglang_instrument"] != __version__:
-                wrong.append(f"{name} has sglang_instrument {found['sglang_instrument']}")
+            elif versions["sglang_instrument"] != __version__:
+                wrong.append(f"{name} has sglang_instrument {versions['sglang_instrument']}")
         if wrong:
             more = f"; and {len(wrong) - _MOST_NAMED} more nodes" if len(wrong) > _MOST_NAMED else ""
             raise InstrumentError(
@@ -274,11 +277,11 @@ class RayExecutor:
         """Keep in `home` what it needs of the nodes: descriptions of processes, and what `prune` kept."""
         held = self._files.held
         described = [path for path in held if path.startswith("processes/") and path.endswith(".json")]
-        kept = [path for path in held if path.startswith(f"{PRUNED}/") and not path.endswith(_RECORDS)]
-        self._forget_all_but({*described, *kept})
-        for path in kept:  # a folder that cannot be brought as a whole is reported as unreadable
+        of_prune = [path for path in held if path.startswith(f"{PRUNED}/") and not path.endswith(_RECORDS)]
+        self._forget_all_but({*described, *of_prune})
+        for path in of_prune:  # a folder that cannot be brought as a whole is reported as unreadable
             SafeFolder(self.home).split(path)[0].make()
-        missing = [path for path in kept if not self._is_here(path)]
+        missing = [path for path in of_prune if not self._is_here(path)]
         with contextlib.suppress(OSError):  # as if they were missing
             self._files.bring([*described, *missing], self.home)
 

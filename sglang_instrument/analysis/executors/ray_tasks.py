@@ -27,7 +27,9 @@ def read_batch(folder: str, batch: Sequence[File], names: Mapping[str, str], job
     """
     here = [msgspec.structs.replace(file, path=names.get(file.path, file.path)) for file in batch]
     read, tables = job.run(Path(os.path.expandvars(folder)), here)
-    named = [msgspec.structs.replace(file, path=one.path) for file, one in zip(read, batch, strict=True)]
+    named = [
+        msgspec.structs.replace(file, path=wanted.path) for file, wanted in zip(read, batch, strict=True)
+    ]
     return pack((named, tables))
 
 

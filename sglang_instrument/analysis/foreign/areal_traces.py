@@ -43,7 +43,7 @@ class _Phase(msgspec.Struct, gc=False):
     end_ts: float | None = None
 
 
-class _Session(msgspec.Struct, gc=False):
+class _ArealSession(msgspec.Struct, gc=False):
     """A line of sessions-rN.jsonl."""
 
     session_id: Integer
@@ -56,7 +56,7 @@ class _Session(msgspec.Struct, gc=False):
     phases: dict[str, list[_Phase]] = {}
 
 
-_LINES: Final = JsonLines(_Session)
+_LINES: Final = JsonLines(_ArealSession)
 _SESSION: Final[dict[str, Any]] = {
     "request_id": pl.String,
     "group": pl.String,
@@ -130,20 +130,22 @@ def _sessions(paths: Sequence[Path], log: ForeignLog) -> tuple[pl.DataFrame, pl.
     return requests, spans.drop_nulls("end_us")
 
 
-def _add(sessions: dict[str, list[Any]], phases: dict[str, list[Any]], lines: Sequence[_Session]) -> None:
+def _add(
+    sessions: dict[str, list[Any]], phases: dict[str, list[Any]], lines: Sequence[_ArealSession]
+) -> None:
     begun = len(sessions["task"])
-    sessions["request_id"] += [f"{one.rank or 0}-{one.session_id}" for one in lines]
-    sessions["group"] += [None if one.task_id is None else str(one.task_id) for one in lines]
-    sessions["worker"] += [one.rank or 0 for one in lines]
-    sessions["status"] += [one.status for one in lines]
-    sessions["reason"] += [one.reason for one in lines]
-    sessions["submit_sec"] += [one.submit_ts for one in lines]
-    sessions["finalized_sec"] += [one.finalized_ts for one in lines]
+    sessions["request_id"] += [f"{line.rank or 0}-{line.session_id}" for line in lines]
+    sessions["group"] += [None if line.task_id is None else str(line.task_id) for line in lines]
+    sessions["worker"] += [line.rank or 0 for line in lines]
+    sessions["status"] += [line.status for line in lines]
+    sessions["reason"] += [line.reason for line in lines]
+    sessions["submit_sec"] += [line.submit_ts for line in lines]
+    sessions["finalized_sec"] += [line.finalized_ts for line in lines]
     sessions["task"] += range(begun + 1, begun + 1 + len(lines))
     spans = [
         (row, _PHASES.get(name, name), span.start_ts, span.end_ts)
-        for row, one in enumerate(lines, begun)
-        for name, of_phase in one.phases.items()
+        for row, line in enumerate(lines, begun)
+        for name, of_phase in line.phases.items()
         for span in of_phase
     ]
     for name, values in zip(phases, zip(*spans, strict=True), strict=False):
@@ -166,8 +168,8 @@ def _steps(requests: pl.DataFrame, trainer: pl.DataFrame) -> pl.Series:
     if begins.is_empty():
         return number_windows(requests["start_us"], requests["end_us"])
     ended = requests.select("row", pl.col("end_us").fill_null(0)).sort("end_us")
-    found = ended.join_asof(begins, left_on="end_us", right_on="begin_us")
-    steps: pl.Series = found.sort("row")["step"].fill_null(begins["step"][0])
+    stretches = ended.join_asof(begins, left_on="end_us", right_on="begin_us")
+    steps: pl.Series = stretches.sort("row")["step"].fill_null(begins["step"][0])
     return steps
 
 

@@ -37,7 +37,7 @@ class _Args(msgspec.Struct, gc=False):
     exception: str | None = None
 
 
-class _Event(msgspec.Struct, gc=False):
+class _TrainerEvent(msgspec.Struct, gc=False):
     """A line; `ts` and `dur` are microseconds."""
 
     name: str
@@ -49,7 +49,7 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args = msgspec.field(default_factory=_Args)
 
 
-_LINES: Final = JsonLines(_Event)
+_LINES: Final = JsonLines(_TrainerEvent)
 _COLUMNS: Final[dict[str, Any]] = {
     "event": pl.String,
     "from_us": pl.Float64,
@@ -75,23 +75,23 @@ def events_of(paths: Sequence[Path], log: ForeignLog, ended_us: int | None) -> p
 
 
 def _placed_schema() -> dict[str, Any]:
-    kept = {name: kind for name, kind in _COLUMNS.items() if name not in ("from_us", "sec_us", "pid")}
-    return {**kept, "start_us": pl.Int64, "end_us": pl.Int64, "role": pl.String}
+    logged = {name: kind for name, kind in _COLUMNS.items() if name not in ("from_us", "sec_us", "pid")}
+    return {**logged, "start_us": pl.Int64, "end_us": pl.Int64, "role": pl.String}
 
 
 def _table(path: Path, log: ForeignLog) -> pl.DataFrame:
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for lines in _LINES.read(path, log):
         # Threads below 0 are streams of its profiler: kernels, which `trace` reads elsewhere.
-        spans = [one for one in lines if one.ph == "X" and one.ts is not None and (one.tid or 0) >= 0]
-        columns["event"] += [_EVENTS.get(one.name, one.name) for one in spans]
-        columns["from_us"] += [one.ts for one in spans]
-        columns["sec_us"] += [one.dur or 0 for one in spans]
-        columns["pid"] += [one.pid for one in spans]
-        columns["task"] += [one.tid for one in spans]
-        columns["step"] += [one.args.global_step for one in spans]
-        columns["worker"] += [one.args.rank or 0 for one in spans]
-        columns["error"] += [one.args.exception for one in spans]
+        spans = [line for line in lines if line.ph == "X" and line.ts is not None and (line.tid or 0) >= 0]
+        columns["event"] += [_EVENTS.get(span.name, span.name) for span in spans]
+        columns["from_us"] += [span.ts for span in spans]
+        columns["sec_us"] += [span.dur or 0 for span in spans]
+        columns["pid"] += [span.pid for span in spans]
+        columns["task"] += [span.tid for span in spans]
+        columns["step"] += [span.args.global_step for span in spans]
+        columns["worker"] += [span.args.rank or 0 for span in spans]
+        columns["error"] += [span.args.exception for span in spans]
     return pl.DataFrame(columns, schema=_COLUMNS)
 
 

@@ -32,12 +32,12 @@ class ForeignExecutor:
 
     is_far = False
 
-    def __init__(self, path: Path, format_: Format, own: Sequence[Path], others: Sequence[Path]) -> None:
+    def __init__(self, path: Path, format_: Format, files: Sequence[Path], others: Sequence[Path]) -> None:
         """Prepare to read the files of a format at a path; `others` lie beside them."""
         self.folder = path
         self.format = format_
         self.lost: dict[str, list[str]] = {}
-        self._own, self._others = own, others
+        self._own, self._others = files, others
         # What lies beside a foreign log is not of our run: neither its cache nor its processes.
         self.home = Path(tempfile.mkdtemp(prefix="sglang-instrument-"))
         weakref.finalize(self, shutil.rmtree, self.home, ignore_errors=True)
@@ -116,15 +116,15 @@ class ForeignExecutor:
             target = self.home / file.path
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                own = pl.col("part") == self._paths.index(file.path)
-                write_lines(target, self._rows.filter(own).drop("part"))
+                of_file = pl.col("part") == self._paths.index(file.path)
+                write_lines(target, self._rows.filter(of_file).drop("part"))
         return self.home
 
 
 def foreign_executor(path: Path) -> ForeignExecutor | None:
     """Return what reads the foreign log at a path; None if there is none of a known format."""
-    found = find_format(path)
-    return None if found is None else ForeignExecutor(path, *found)
+    format_and_files = find_format(path)
+    return None if format_and_files is None else ForeignExecutor(path, *format_and_files)
 
 
 def _path_of(place: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ TAGS: Final[dict[str, Any]] = {"trace": pl.String, "key": pl.String, "value": pl
 _Tables = tuple[pl.DataFrame, pl.DataFrame]
 
 
-class _Attributes(msgspec.Struct, gc=False):
+class _MlflowAttributes(msgspec.Struct, gc=False):
     inputs: Any = msgspec.field(name="mlflow.spanInputs", default=None)
     outputs: Any = msgspec.field(name="mlflow.spanOutputs", default=None)
 
@@ -69,7 +69,7 @@ class _Status(msgspec.Struct, gc=False):
     code: str | None = None
 
 
-class _Span(msgspec.Struct, gc=False):
+class _MlflowSpan(msgspec.Struct, gc=False):
     """A span in traces.json."""
 
     span_id: str
@@ -78,14 +78,14 @@ class _Span(msgspec.Struct, gc=False):
     end_time_unix_nano: int | None = None
     parent_span_id: str | None = None
     status: _Status = msgspec.field(default_factory=_Status)
-    attributes: _Attributes = msgspec.field(default_factory=_Attributes)
+    attributes: _MlflowAttributes = msgspec.field(default_factory=_MlflowAttributes)
 
 
-class _File(msgspec.Struct, gc=False):
-    spans: list[_Span]
+class _MlflowFile(msgspec.Struct, gc=False):
+    spans: list[_MlflowSpan]
 
 
-_FILE: Final = msgspec.json.Decoder(_File)
+_FILE: Final = msgspec.json.Decoder(_MlflowFile)
 _INVALID: Final = (ValueError, TypeError, KeyError, msgspec.MsgspecError, RecursionError)
 
 
@@ -125,9 +125,9 @@ def _spans(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
     columns = list(zip(*rows, strict=True))
     calls = list(map(_IN_DATABASE.call_of, columns.pop()))
     names = list(SPANS)
-    own = [_column(name, values) for name, values in zip(names, columns, strict=False)]
-    told = zip(names[-_OF_CALL:], zip(*calls, strict=True), strict=True)
-    return pl.DataFrame([*own, *(pl.Series(name, values, SPANS[name]) for name, values in told)])
+    of_spans = [_column(name, values) for name, values in zip(names, columns, strict=False)]
+    of_calls = zip(names[-_OF_CALL:], zip(*calls, strict=True), strict=True)
+    return pl.DataFrame([*of_spans, *(pl.Series(name, values, SPANS[name]) for name, values in of_calls)])
 
 
 def _column(name: str, values: Sequence[Any]) -> pl.Series:
@@ -157,16 +157,16 @@ def _of_file(path: Path) -> _Tables:
     rows = [
         (
             home.name,
-            one.span_id,
-            one.parent_span_id,
-            one.name,
-            one.status.code,
-            one.start_time_unix_nano,
-            one.end_time_unix_nano,
-            *_IN_FILE.call_of(_text(one) if one.name.endswith(".generate") else None),
+            span.span_id,
+            span.parent_span_id,
+            span.name,
+            span.status.code,
+            span.start_time_unix_nano,
+            span.end_time_unix_nano,
+            *_IN_FILE.call_of(_text(span) if span.name.endswith(".generate") else None),
         )
-        for one in spans
-        if abs(one.start_time_unix_nano) < 2**62 and abs(one.end_time_unix_nano or 0) < 2**62
+        for span in spans
+        if abs(span.start_time_unix_nano) < 2**62 and abs(span.end_time_unix_nano or 0) < 2**62
     ]
     tags = [(home.name, name, value) for name in _TAGS if (value := _tag(home / "tags" / name)) is not None]
     return (
@@ -175,18 +175,18 @@ def _of_file(path: Path) -> _Tables:
     )
 
 
-def _text(span: _Span) -> bytes:
+def _text(span: _MlflowSpan) -> bytes:
     return f"{span.attributes.inputs} {span.attributes.outputs}".encode("utf-8", "replace")
 
 
-def _spans_of(raw: bytes) -> list[_Span]:
+def _spans_of(raw: bytes) -> list[_MlflowSpan]:
     try:
         return _FILE.decode(raw).spans
     except _INVALID:
         listed = json.loads(raw)["spans"]
-        spans = [fitting(_Span, one) for one in listed if isinstance(one, dict)]
+        spans = [fitting(_MlflowSpan, fields) for fields in listed if isinstance(fields, dict)]
         needed = {"span_id", "name", "start_time_unix_nano"}
-        return [_Span(**one) for one in spans if needed <= one.keys()]
+        return [_MlflowSpan(**fields) for fields in spans if needed <= fields.keys()]
 
 
 def _tag(path: Path) -> str | None:

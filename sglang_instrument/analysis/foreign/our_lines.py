@@ -35,8 +35,8 @@ def write_lines(path: Path, rows: pl.DataFrame) -> None:
 
 
 def _without_nulls(row: dict[str, object]) -> dict[str, object]:
-    kept = {key: value for key, value in row.items() if value is not None}
-    extra = kept.get("extra")
+    filled = {key: value for key, value in row.items() if value is not None}
+    extra = filled.get("extra")
     if isinstance(extra, dict):
-        kept["extra"] = {key: value for key, value in extra.items() if value is not None}
-    return kept
+        filled["extra"] = {key: value for key, value in extra.items() if value is not None}
+    return filled

@@ -65,11 +65,11 @@ def find_format(path: Path) -> tuple[Format, list[Path], list[Path]] | None:
         The format, its files, and the other files.
     """
     every = list(_files_at(path))
-    heads = {one: _head(one) for one in every}
+    heads = {file: _head(file) for file in every}
     for kind in FORMATS:
-        own = [one for one in every if kind.claims(one, heads[one])]
-        if own:
-            return kind, own, [one for one in every if one not in set(own)]
+        claimed = [file for file in every if kind.claims(file, heads[file])]
+        if claimed:
+            return kind, claimed, [file for file in every if file not in set(claimed)]
     return None
 
 

@@ -27,7 +27,7 @@ _CANNOT_SHOW: Final = [
 _UNTIMED: Final = "{count:,} requests without times: start the server with --enable-metrics"
 
 
-class _Request(msgspec.Struct, gc=False):
+class _RequestLine(msgspec.Struct, gc=False):
     """The keys of a line that we use; `request_parameters` holds the prompt and is skipped."""
 
     id: str
@@ -46,7 +46,7 @@ class _Request(msgspec.Struct, gc=False):
     first_token_latency: float | None = None
 
 
-_LINES: Final = JsonLines(_Request)
+_LINES: Final = JsonLines(_RequestLine)
 _COLUMNS: Final[dict[str, Any]] = {
     "request_id": pl.String,
     "finish_reason": pl.String,
@@ -96,26 +96,26 @@ def read(paths: Sequence[Path]) -> ForeignLog:
     return log
 
 
-def _table(requests: Sequence[_Request], folder: int) -> pl.DataFrame:
+def _table(requests: Sequence[_RequestLine], folder: int) -> pl.DataFrame:
     """Return the columns of lines: one comprehension each, much faster than a loop over the lines."""
     values: list[list[Any]] = [
-        [one.id for one in requests],
-        [_reason(one.finish_reason) for one in requests],
-        [one.prompt_tokens for one in requests],
-        [one.completion_tokens for one in requests],
-        [one.cached_tokens for one in requests],
-        [None if one.weight_version is None else str(one.weight_version) for one in requests],
-        [one.num_retractions for one in requests],
-        [one.dp_rank for one in requests],
-        [one.e2e_latency for one in requests],
-        [one.queue_time for one in requests],
-        [one.request_received_ts for one in requests],
-        [one.request_finished_ts or one.response_sent_to_client_ts for one in requests],
-        [one.first_token_latency for one in requests],
+        [request.id for request in requests],
+        [_reason(request.finish_reason) for request in requests],
+        [request.prompt_tokens for request in requests],
+        [request.completion_tokens for request in requests],
+        [request.cached_tokens for request in requests],
+        [None if request.weight_version is None else str(request.weight_version) for request in requests],
+        [request.num_retractions for request in requests],
+        [request.dp_rank for request in requests],
+        [request.e2e_latency for request in requests],
+        [request.queue_time for request in requests],
+        [request.request_received_ts for request in requests],
+        [request.request_finished_ts or request.response_sent_to_client_ts for request in requests],
+        [request.first_token_latency for request in requests],
         [folder] * len(requests),
     ]
     return pl.DataFrame(
-        [pl.Series(name, own, kind) for (name, kind), own in zip(_COLUMNS.items(), values, strict=True)]
+        [pl.Series(name, column, kind) for (name, kind), column in zip(_COLUMNS.items(), values, strict=True)]
     )
 
 

@@ -9,7 +9,7 @@ from sglang_instrument.analysis.reading.records.decoding import fitting
 from sglang_instrument.analysis.reading.records.lines import Integer, Rejects
 
 
-class Attributes(msgspec.Struct, gc=False):
+class SampleAttributes(msgspec.Struct, gc=False):
     """What slime tells at the end of a span."""
 
     completion_tokens: Integer | None = None
@@ -20,26 +20,26 @@ class Attributes(msgspec.Struct, gc=False):
     error_type: str | None = None
 
 
-class Event(msgspec.Struct, gc=False):
+class SampleEvent(msgspec.Struct, gc=False):
     """An event of a trace; `ts` is Unix seconds."""
 
     type: str
     name: str
     ts: float
     span_id: str | None = None
-    attrs: Attributes | None = None
+    attrs: SampleAttributes | None = None
 
 
-class Trace(msgspec.Struct, gc=False):
+class SampleTrace(msgspec.Struct, gc=False):
     """The events of a sample, in the order of time."""
 
-    events: list[Event]
+    events: list[SampleEvent]
 
 
 class Sample(msgspec.Struct, gc=False):
     """A sample, as far as we use it."""
 
-    trace: Trace | None = None
+    trace: SampleTrace | None = None
     index: Integer | None = None
     group_index: Integer | str | None = None
     reward: Any = None
@@ -59,16 +59,16 @@ _INVALID = (msgspec.ValidationError, RecursionError, TypeError, UnicodeError)
 
 def samples_of(listed: list[Any], rejects: Rejects) -> list[Sample]:
     """Return the samples of a dump; count what is none, and events that are none."""
-    found = []
-    for one in listed:
+    samples = []
+    for item in listed:
         try:
-            found.append(msgspec.convert(one, Sample))
+            samples.append(msgspec.convert(item, Sample))
         except _INVALID:
-            if isinstance(one, dict):
-                found.append(_leniently(one, rejects))
+            if isinstance(item, dict):
+                samples.append(_leniently(item, rejects))
             else:
                 rejects.foreign += 1
-    return found
+    return samples
 
 
 def _leniently(fields: dict[Any, Any], rejects: Rejects) -> Sample:
@@ -76,8 +76,8 @@ def _leniently(fields: dict[Any, Any], rejects: Rejects) -> Sample:
     trace = fields.get("trace")
     events = trace.get("events") if isinstance(trace, dict) else None
     if sample.trace is None and isinstance(events, list):
-        kept = [fitting(Event, one) if isinstance(one, dict) else {} for one in events]
-        whole = [one for one in kept if {"type", "name", "ts"} <= one.keys()]
+        fitted = [fitting(SampleEvent, item) if isinstance(item, dict) else {} for item in events]
+        whole = [event for event in fitted if {"type", "name", "ts"} <= event.keys()]
         rejects.foreign += len(events) - len(whole)
-        sample.trace = Trace([Event(**one) for one in whole])
+        sample.trace = SampleTrace([SampleEvent(**event) for event in whole])
     return sample

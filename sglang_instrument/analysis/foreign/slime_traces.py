@@ -11,7 +11,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.foreign.records.rows import ForeignLog, as_us, is_whole, texts, to_rows
-from sglang_instrument.analysis.foreign.slime_samples import Event, Sample, samples_of
+from sglang_instrument.analysis.foreign.slime_samples import Sample, SampleEvent, samples_of
 from sglang_instrument.analysis.foreign.stores.torch_files import is_torch_file, read_torch
 from sglang_instrument.errors import LogError
 
@@ -110,18 +110,18 @@ class _Traces:
     def add(self, samples: Sequence[Sample], step: int | None, validate: bool) -> None:
         """Add the samples of a file."""
         begun = len(self.samples["step"])
-        traced = [one for one in samples if one.trace is not None and one.trace.events]
+        traced = [sample for sample in samples if sample.trace is not None and sample.trace.events]
         self.untraced += len(samples) - len(traced)
         self._add_samples(traced, step, validate)
         # One comprehension per column: much faster than one loop over the events.
         events = [
             (number, event)
-            for number, one in enumerate(traced, begun)
-            for event in (one.trace.events if one.trace is not None else ())
+            for number, sample in enumerate(traced, begun)
+            for event in (sample.trace.events if sample.trace is not None else ())
         ]
         ends = {event.span_id: event for _, event in events if event.type == "span_end"}
         begins = [(number, event) for number, event in events if event.type == "span_start"]
-        closed = [(number, one, ends[one.span_id]) for number, one in begins if one.span_id in ends]
+        closed = [(number, event, ends[event.span_id]) for number, event in begins if event.span_id in ends]
         self.open += len(begins) - len(closed)
         self._add_spans(closed)
         instants = [(number, event, None) for number, event in events if event.type == "event"]
@@ -132,29 +132,43 @@ class _Traces:
         lists["step"] += [step] * len(samples)
         lists["validate"] += [validate] * len(samples)
         lists["request_id"] += [
-            str(number if one.index is None else one.index) for number, one in enumerate(samples)
+            str(number if sample.index is None else sample.index) for number, sample in enumerate(samples)
         ]
-        lists["group"] += [None if one.group_index is None else str(one.group_index) for one in samples]
-        lists["reward"] += [one.reward_or_none for one in samples]
-        lists["response_length"] += [one.response_length for one in samples]
-        lists["status"] += [one.status for one in samples]
-        versions: list[list[Any]] = [one.weight_versions or [None] for one in samples]
-        lists["first_weight_version"] += [None if own[0] is None else str(own[0]) for own in versions]
-        lists["weight_version"] += [None if own[-1] is None else str(own[-1]) for own in versions]
+        lists["group"] += [
+            None if sample.group_index is None else str(sample.group_index) for sample in samples
+        ]
+        lists["reward"] += [sample.reward_or_none for sample in samples]
+        lists["response_length"] += [sample.response_length for sample in samples]
+        lists["status"] += [sample.status for sample in samples]
+        versions: list[list[Any]] = [sample.weight_versions or [None] for sample in samples]
+        lists["first_weight_version"] += [
+            None if of_sample[0] is None else str(of_sample[0]) for of_sample in versions
+        ]
+        lists["weight_version"] += [
+            None if of_sample[-1] is None else str(of_sample[-1]) for of_sample in versions
+        ]
 
-    def _add_spans(self, spans: Sequence[tuple[int, Event, Event | None]]) -> None:
+    def _add_spans(self, spans: Sequence[tuple[int, SampleEvent, SampleEvent | None]]) -> None:
         lists = self.spans
         lists["sample"] += [number for number, _, _ in spans]
         lists["name"] += [begin.name for _, begin, _ in spans]
         lists["start_sec"] += [begin.ts for _, begin, _ in spans]
         lists["end_sec"] += [None if end is None else end.ts for _, _, end in spans]
-        told = [None if end is None else end.attrs for _, _, end in spans]
-        lists["response_tokens"] += [None if one is None else one.completion_tokens for one in told]
-        lists["prompt_tokens"] += [None if one is None else one.prompt_tokens for one in told]
-        lists["cached_tokens"] += [None if one is None else one.cached_tokens for one in told]
-        lists["queue_sec"] += [None if one is None else one.queue_time for one in told]
-        lists["finish_reason"] += [None if one is None else one.finish_reason for one in told]
-        lists["error"] += [None if one is None else one.error_type for one in told]
+        attributes = [None if end is None else end.attrs for _, _, end in spans]
+        lists["response_tokens"] += [
+            None if of_span is None else of_span.completion_tokens for of_span in attributes
+        ]
+        lists["prompt_tokens"] += [
+            None if of_span is None else of_span.prompt_tokens for of_span in attributes
+        ]
+        lists["cached_tokens"] += [
+            None if of_span is None else of_span.cached_tokens for of_span in attributes
+        ]
+        lists["queue_sec"] += [None if of_span is None else of_span.queue_time for of_span in attributes]
+        lists["finish_reason"] += [
+            None if of_span is None else of_span.finish_reason for of_span in attributes
+        ]
+        lists["error"] += [None if of_span is None else of_span.error_type for of_span in attributes]
 
 
 def _frame(lists: _Lists, kinds: dict[str, Any]) -> pl.DataFrame:
@@ -203,7 +217,7 @@ def _phase_of(name: str) -> str | None:
 def _requests(spans: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     """Return a request for each sample: slime's own span of it, or what lies around its other spans."""
     timed = spans.drop_nulls(["start_us", "end_us"])
-    own = (
+    of_slime = (
         timed.filter(pl.col("event") == _REQUEST)
         .group_by("sample")
         .agg(own_start=pl.col("start_us").min(), own_end=pl.col("end_us").max(), error=pl.col("error").last())
@@ -221,10 +235,10 @@ def _requests(spans: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
             finish_reason=pl.col("finish_reason").filter(is_call).drop_nulls().last(),
         )
     )
-    found = samples.with_row_index("sample").join(own, on="sample", how="left", maintain_order="left")
-    found = found.join(inner, on="sample", how="left", maintain_order="left")
+    joined = samples.with_row_index("sample").join(of_slime, on="sample", how="left", maintain_order="left")
+    joined = joined.join(inner, on="sample", how="left", maintain_order="left")
     finished = pl.col("status").replace_strict(_FINISHED, default=None, return_dtype=pl.String)
-    return found.with_columns(
+    return joined.with_columns(
         start_us=pl.coalesce("own_start", "start_us"),
         end_us=pl.coalesce("own_end", "end_us"),
         turns=pl.col("turns").fill_null(0),

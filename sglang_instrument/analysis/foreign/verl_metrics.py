@@ -29,12 +29,12 @@ _CANNOT_SHOW: Final = [
 ]
 
 
-class _Line(msgspec.Struct, gc=False):
+class _MetricsLine(msgspec.Struct, gc=False):
     step: Integer
     data: dict[str, Any]
 
 
-_LINES: Final = JsonLines(_Line)
+_LINES: Final = JsonLines(_MetricsLine)
 
 
 def claims(path: Path, head: bytes) -> bool:

@@ -102,7 +102,7 @@ def step_rows(run: Run, paths: Paths) -> pl.DataFrame:
         the step; dropped: records that the writers lost. Null stands for what no record tells.
     """
     sec, part = pl.col("sec"), pl.col("part")
-    told = ("start_us", "duration_sec", "requests", "response_tokens")
+    of_steps = ("start_us", "duration_sec", "requests", "response_tokens")
     spent = [sec.filter(part == name).sum().alias(_sec_of(name)) for name in PARTS]
     waiting = sec.filter(part == "barrier").sum()
     tables = (
@@ -110,7 +110,7 @@ def step_rows(run: Run, paths: Paths) -> pl.DataFrame:
         worker_ledger(paths).group_by(STEP).agg(waiting_sec=waiting, workers_sec=sec.sum()),
         *_losses(run),
     )
-    rows = step_table(run.digest).select(*STEP, *told)
+    rows = step_table(run.digest).select(*STEP, *of_steps)
     for table in tables:
         rows = rows.join(table, on=STEP, how="left", maintain_order="left")
     return rows
@@ -135,4 +135,4 @@ def _losses(run: Run) -> Iterator[pl.DataFrame]:
 def launches_of(files: Sequence[File]) -> list[int]:
     """Return when each launch of the trainer began, in Unix microseconds, in order."""
     trainers = set(runs_of_trainers(files))
-    return [begun for one, begun in run_begins(files).items() if one in trainers]
+    return [begun for run_id, begun in run_begins(files).items() if run_id in trainers]

@@ -30,11 +30,11 @@ class PieceCache:
         """Return what was kept of a piece in this state; None if nothing was."""
         for home in self._homes:
             try:
-                found = msgspec.msgpack.decode(read_regular(home.path / state, _MOST_BYTES), type=Reduced)
+                reduced = msgspec.msgpack.decode(read_regular(home.path / state, _MOST_BYTES), type=Reduced)
             except (OSError, msgspec.MsgspecError):
                 continue
             self._used.add(state)
-            return found
+            return reduced
         return None
 
     def save(self, state: str, packed: bytes) -> None:

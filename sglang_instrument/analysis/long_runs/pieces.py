@@ -93,8 +93,8 @@ def read_piece(piece: Piece, executor: Executor, files: Sequence[File]) -> tuple
     homes = [executor.home / PRUNED / name for name in piece.pruned]
     every, merged = with_pruned(executor.home, read, digest, homes)
     wanted = {*piece.folders, *piece.around, PRUNED}  # the last: what cannot be read of it
-    kept = [file for file in every if file.folder in wanted]
-    return kept, only_files(merged, every, kept)
+    of_piece = [file for file in every if file.folder in wanted]
+    return of_piece, only_files(merged, every, of_piece)
 
 
 class LongRun:
@@ -115,11 +115,11 @@ class LongRun:
     def __init__(self, where: Where) -> None:
         self.where = where
         folder, on = where.folder, where.on
-        found = joined_sizes([sizes_here(folder)] if on is None else sizes_on_nodes(folder, on))
-        self.others = others_among([name for name in found if not is_part(name.rstrip("/"))])
-        folders = {name[:-1]: size for name, size in found.items() if name.endswith("/")}
+        by_name = joined_sizes([sizes_here(folder)] if on is None else sizes_on_nodes(folder, on))
+        self.others = others_among([name for name in by_name if not is_part(name.rstrip("/"))])
+        folders = {name[:-1]: size for name, size in by_name.items() if name.endswith("/")}
         self._sizes = {name: size for name, size in folders.items() if is_part(name) and name not in SMALL}
-        self.is_pruned = f"{PRUNED}/" in found
+        self.is_pruned = f"{PRUNED}/" in by_name
 
     @property
     def is_large(self) -> bool:
@@ -169,15 +169,15 @@ class LongRun:
         if len(groups) > 1 and len(groups[-1]) < _LEAST_STEPS:
             groups[-2:] = [groups[-2] + groups[-1]]
         pieces = []
-        for number, own in enumerate(groups):
+        for number, steps in enumerate(groups):
             before = groups[number - 1][-1:] if number > 0 else []
             after = groups[number + 1][:1] if number + 1 < len(groups) else []
             around = [name for step in (*before, *after) for name in by_step[step]]
-            folders = [name for step in own for name in by_step[step]]
+            folders = [name for step in steps for name in by_step[step]]
             files = self._size_of([*folders, *around]).files
             last = number == len(groups) - 1
             pruned = [name for name, gone in self._pruned.items() if gone & {*folders, *around}]
-            pieces.append(Piece(range(own[0], own[-1] + 1), folders, around, pruned, files, last))
+            pieces.append(Piece(range(steps[0], steps[-1] + 1), folders, around, pruned, files, last))
         if _ENGINE in self._sizes:
             pieces.append(Piece(None, [_ENGINE], [], [], self._sizes[_ENGINE].files, is_last=False))
         return pieces
@@ -193,13 +193,13 @@ def joined_sizes(of_nodes: Iterable[Mapping[str, tuple[int, int, int]]]) -> dict
     """
     seen: dict[str, set[tuple[int, int, int]]] = {}
     for of_node in of_nodes:
-        for name, told in of_node.items():
-            seen.setdefault(name, set()).add(told)
+        for name, measured in of_node.items():
+            seen.setdefault(name, set()).add(measured)
     sizes = {
-        name: [Size(files, size + packed * (ZSTD_RATIO - 1)) for files, size, packed in told]
-        for name, told in seen.items()
+        name: [Size(files, size + packed * (ZSTD_RATIO - 1)) for files, size, packed in sizes_seen]
+        for name, sizes_seen in seen.items()
     }
-    return {name: sum(own, Size(0, 0)) for name, own in sizes.items()}
+    return {name: sum(parts, Size(0, 0)) for name, parts in sizes.items()}
 
 
 def large_run(path: Path, on: str | None) -> LongRun | None:

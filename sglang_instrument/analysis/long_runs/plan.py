@@ -65,7 +65,7 @@ class Plan:
     def kept_bytes(self) -> int:
         """The bytes of the logs that stay."""
         gone = {file.path for file in self.drop}
-        return sum(one.size for one in self.run.files if one.pruned_us is None and one.path not in gone)
+        return sum(file.size for file in self.run.files if file.pruned_us is None and file.path not in gone)
 
     def count(self, why: str) -> int:
         """Return how many steps stay for a reason."""
@@ -96,7 +96,7 @@ def plan_prune(path: Path, keep_steps: int, keep_slowest: int, progress: Progres
     keep = _worth_keeping(run, steps, keep_steps, keep_slowest)
     keep.update({step: IN_USE for step in _in_use(run, steps) if step not in keep})
     drop, left = [], {}
-    for file in (file for step, own in steps.items() if step not in keep for file in own):
+    for file in (file for step, files in steps.items() if step not in keep for file in files):
         why = _why_not(folder, file)
         if why:
             left[file.path] = why
@@ -129,12 +129,12 @@ def _worth_keeping(
     named = _named(run)
     keep = {}
     for kind in (False, True):
-        there = sorted(step for step in steps if step[1] == kind and step not in replaced)
-        slowest = sorted((one for one in there if one in took), key=lambda one: (-took[one], one))
-        certain = [step for step in there if step not in unknown]
-        keep.update(dict.fromkeys(named & {*there}, NAMED))
+        of_kind = sorted(step for step in steps if step[1] == kind and step not in replaced)
+        slowest = sorted((step for step in of_kind if step in took), key=lambda step: (-took[step], step))
+        certain = [step for step in of_kind if step not in unknown]
+        keep.update(dict.fromkeys(named & {*of_kind}, NAMED))
         keep.update(dict.fromkeys(slowest[:keep_slowest], SLOWEST))
-        keep.update(dict.fromkeys([*there[-keep_steps:], *certain[-keep_steps:]], NEWEST))
+        keep.update(dict.fromkeys([*of_kind[-keep_steps:], *certain[-keep_steps:]], NEWEST))
     return keep
 
 
@@ -156,19 +156,21 @@ def _has_header(file: File) -> bool:
 
 def _named(run: Run) -> set[Step]:
     """Return the steps that findings name. Replies that were drawn long are no fault, unless told first."""
-    found = findings_of(run)
-    telling = [one for one in found if one is found[0] or not one.evidence.get("drawn", False)]
-    return {(one.step, one.validate) for one in telling if one.step is not None}
+    findings = findings_of(run)
+    telling = [
+        finding for finding in findings if finding is findings[0] or not finding.evidence.get("drawn", False)
+    ]
+    return {(finding.step, finding.validate) for finding in telling if finding.step is not None}
 
 
 def _in_use(run: Run, steps: Mapping[Step, list[File]]) -> set[Step]:
     """Return the steps to whose files a process may still write."""
     latest_ns = (time.time() - _QUIET_SEC) * 1e9
-    used = {step for step, own in steps.items() if any(file.mtime_ns > latest_ns for file in own)}
+    used = {step for step, files in steps.items() if any(file.mtime_ns > latest_ns for file in files)}
     if run.is_over:
         return used
     ended = ended_paths(run.files)
-    used |= {step for step, own in steps.items() if any(file.path not in ended for file in own)}
+    used |= {step for step, files in steps.items() if any(file.path not in ended for file in files)}
     for kind in (False, True):
         used.update(sorted(step for step in steps if step[1] == kind)[-_OPEN_STEPS:])
     return used

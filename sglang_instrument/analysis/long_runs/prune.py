@@ -44,13 +44,13 @@ class Outcome:
     Attributes:
         files: How many files it deleted.
         freed: Their bytes, without those of files with a second name.
-        kept: The bytes of what it keeps in place of them.
+        kept_bytes: The bytes of what it keeps in place of them.
         left: Files that stay although they were to go, each with the reason.
     """
 
     files: int = 0
     freed: int = 0
-    kept: int = 0
+    kept_bytes: int = 0
     left: dict[str, str] = field(default_factory=dict)
 
 
@@ -64,11 +64,11 @@ def prune(plan: Plan, progress: Progress | None = None) -> Outcome:
     home = SafeFolder(folder, (PRUNED,))
     with _locked(home):
         try:
-            kept = _keep(plan, home, progress)
+            kept_bytes = _keep(plan, home, progress)
         except (OSError, pl.exceptions.PolarsError) as error:
             _remove_drafts(home)
             raise LogError(f"{folder}: nothing was deleted: {error}") from error
-        outcome = Outcome(kept=kept)
+        outcome = Outcome(kept=kept_bytes)
         for part, files in groupby(plan.drop, key=lambda file: file.folder):
             _delete(folder, part, list(files), outcome)
     return outcome
@@ -89,7 +89,7 @@ def _locked(home: SafeFolder) -> Iterator[None]:
 
 def _keep(plan: Plan, home: SafeFolder, progress: Progress | None) -> int:
     """Write all of what goes into new folders of `.pruned`, and read it again; return its bytes."""
-    known = {key_of(file) for kept in pruned_folders(home.root) for file in _files_in(kept)}
+    known = {key_of(file) for folder_kept in pruned_folders(home.root) for file in _files_in(folder_kept)}
     files = [file for file in plan.drop if key_of(file) not in known and _is_as_it_was(home.root, file)]
     if not files:  # an earlier call was interrupted while it deleted, or all changed meanwhile
         return 0
@@ -150,7 +150,9 @@ def _files_in(home: Path) -> list[File]:
 def _remove_drafts(home: SafeFolder) -> None:
     """Remove what killed calls began to write."""
     for name in filter(_DRAFTS.fullmatch, home.names()):
-        (home / name).delete_those(lambda one: is_draft(one) or _IN_DRAFTS.fullmatch(one) is not None)
+        (home / name).delete_those(
+            lambda file_name: is_draft(file_name) or _IN_DRAFTS.fullmatch(file_name) is not None
+        )
         home.delete_folder(name)
 
 

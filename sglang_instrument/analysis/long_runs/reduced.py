@@ -86,21 +86,21 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
     # How the run ended depends on the time at which it is asked.
     is_final = not piece.is_last and all(file.unreadable is None for file in files)
     newest = newest_runs(files) if newest is None else newest
-    kept = only_newest(files, newest)
-    digest = only_files(digest, files, kept)
-    left_out = _left_out(files, kept, piece.folders)
-    kept = [now for now, file in zip(kept, files, strict=True) if now.controls or not file.controls]
-    known = RunFiles.part(kept, newest)
+    of_newest = only_newest(files, newest)
+    digest = only_files(digest, files, of_newest)
+    left_out = _left_out(files, of_newest, piece.folders)
+    of_newest = [now for now, file in zip(of_newest, files, strict=True) if now.controls or not file.controls]
+    known = RunFiles.part(of_newest, newest)
     run = Run(executor, known, only_newest_runs(known, digest), cached=False)
-    own = RunFiles.part([file for file in known if file.folder in piece.folders], newest)
+    of_piece = RunFiles.part([file for file in known if file.folder in piece.folders], newest)
     reduced = Reduced(
         state=state if is_final else "",
         rows=_as_bytes(_rows_of(run, piece)),
         newest=dict(newest),
         headers=headers_of([file for file in files if file.folder in piece.folders]),
         last_words=[(process, *said) for process, said in last_words(known).items()],
-        attendance=attendance(own, paths_outside_steps(own)),
-        health=_health_of(run, piece, own, left_out),
+        attendance=attendance(of_piece, paths_outside_steps(of_piece)),
+        health=_health_of(run, piece, of_piece, left_out),
         findings=_findings_of(run, piece),
         changed_ns=max((file.mtime_ns for file in files), default=0),
         lost=executor.lost,
@@ -108,10 +108,10 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
     return msgspec.msgpack.encode(reduced)
 
 
-def _left_out(files: Sequence[File], kept: Sequence[File], folders: Collection[str]) -> Health:
+def _left_out(files: Sequence[File], of_newest: Sequence[File], folders: Collection[str]) -> Health:
     """Return the health of what is left out of own files because a later launch replaced it."""
     left_out = Health()
-    for file, now in zip(files, kept, strict=True):
+    for file, now in zip(files, of_newest, strict=True):
         if file.folder not in folders:
             continue
         if file.controls and not now.controls:
@@ -130,8 +130,8 @@ def _rows_of(run: Run, piece: Piece) -> pl.DataFrame:
     return rows.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
 
 
-def _health_of(run: Run, piece: Piece, own: RunFiles, left_out: Health) -> Health:
-    health = health_of(own)
+def _health_of(run: Run, piece: Piece, of_piece: RunFiles, left_out: Health) -> Health:
+    health = health_of(of_piece)
     health.missing = []  # needs the steps of all pieces
     others = [name for name in run.executor.list_others() if name.partition("/")[0] in piece.folders]
     # msgpack holds UTF-8 only, as JSON does: see `list_files`.
@@ -146,11 +146,15 @@ def _findings_of(run: Run, piece: Piece) -> list[Finding]:
 
     Only the last piece tells how the run ended.
     """
-    found = findings_of(run, None if piece.is_last else False)
-    own = {
-        (one.place.step, one.place.validate) for one in run.files if one.folder in piece.folders and one.place
+    findings = findings_of(run, None if piece.is_last else False)
+    steps = {
+        (file.place.step, file.place.validate)
+        for file in run.files
+        if file.folder in piece.folders and file.place
     }
-    return [one for one in found if one.step is None or (one.step, one.validate) in own]
+    return [
+        finding for finding in findings if finding.step is None or (finding.step, finding.validate) in steps
+    ]
 
 
 def _as_bytes(table: pl.DataFrame) -> bytes:
@@ -163,11 +167,11 @@ def sum_of(parts: Iterable[Health]) -> Health:
     """Return the health of files, from that of some of them each."""
     total = Health()
     for part in parts:
-        for one in fields(Health):
-            mine, more = getattr(total, one.name), getattr(part, one.name)
+        for count in fields(Health):
+            mine, more = getattr(total, count.name), getattr(part, count.name)
             if isinstance(mine, dict):
                 for key, value in more.items():  # counts, or what several parts say of one file
                     mine[key] = mine.get(key, 0) + value if isinstance(value, int) else value
             elif not isinstance(mine, str):
-                setattr(total, one.name, mine + more)
+                setattr(total, count.name, mine + more)
     return total

@@ -98,14 +98,14 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
     newest = newest_runs(headers)
     end = _end_of(run.pieces, parts, newest)
     again: dict[int, Piece] = {}
-    for at, (piece, part) in enumerate(zip(run.pieces, parts, strict=True)):
+    for number, (piece, part) in enumerate(zip(run.pieces, parts, strict=True)):
         folders = (*piece.folders, *piece.around)
         ends = piece is end and not piece.is_last
         if ends or any(newest.get(folder) != part.newest.get(folder) for folder in folders):
-            again[at] = replace(piece, is_last=ends or piece.is_last)
+            again[number] = replace(piece, is_last=ends or piece.is_last)
     known = {piece: newest.of_folders((*piece.folders, *piece.around)) for piece in again.values()}
-    for at, part in zip(again, _reduce_all(run, known, cache, None), strict=True):
-        parts[at] = part
+    for number, part in zip(again, _reduce_all(run, known, cache, None), strict=True):
+        parts[number] = part
     cache.forget_others()
     return _joined(run, parts, RunFiles(headers))
 
@@ -167,10 +167,10 @@ def _kept_of(
     """Return what is kept of a piece: what was kept before, unless a file changed."""
     executor = run.where.executor_of(piece)
     state = state_of(executor, executor.list_files(), piece, newest)
-    found = None if piece.is_last else cache.load(state)
-    if found is not None:
-        found.lost = executor.lost  # as it is now
-        return found
+    cached = None if piece.is_last else cache.load(state)
+    if cached is not None:
+        cached.lost = executor.lost  # as it is now
+        return cached
     packed = None
     if isinstance(executor, RayExecutor) and not piece.pruned:  # what `prune` kept is on this machine
         packed = executor.call(number, stopped, reduce_piece, run.where, piece, newest)
@@ -179,11 +179,11 @@ def _kept_of(
             if stopped.is_set():
                 raise InterruptedError
             packed = reduce_piece(run.where, piece, newest)
-    kept = msgspec.msgpack.decode(packed, type=Reduced)
-    kept.lost = executor.lost | kept.lost
-    if kept.state == state:  # else a node did not answer the task, or a file changed
+    reduced = msgspec.msgpack.decode(packed, type=Reduced)
+    reduced.lost = executor.lost | reduced.lost
+    if reduced.state == state:  # else a node did not answer the task, or a file changed
         cache.save(state, packed)
-    return kept
+    return reduced
 
 
 def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSummary:
@@ -205,8 +205,8 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     health.ended_abruptly = names_of(gone)
     which = describe_runs(headers)
     lost: dict[str, dict[str, None]] = {}  # a path once, of which two pieces may tell
-    for one in (run.base.lost, *(part.lost for part in parts)):
-        for node, paths in one.items():
+    for of_part in (run.base.lost, *(part.lost for part in parts)):
+        for node, paths in of_part.items():
             lost.setdefault(node, {}).update(dict.fromkeys(paths))
     return LongSummary(
         folder=run.where.folder,
@@ -220,11 +220,11 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     )
 
 
-def _once(found: Iterable[Finding]) -> list[Finding]:
+def _once(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings; of those that say the same of the run in several pieces, the one that cost most."""
-    kept: dict[object, Finding] = {}
-    for number, one in enumerate(found):
-        same = (one.cause, one.worker, one.event) if one.scope == "run" else number
-        if same not in kept or one.lost_sec > kept[same].lost_sec:
-            kept[same] = one
-    return list(kept.values())
+    once: dict[object, Finding] = {}
+    for number, finding in enumerate(findings):
+        same = (finding.cause, finding.worker, finding.event) if finding.scope == "run" else number
+        if same not in once or finding.lost_sec > once[same].lost_sec:
+            once[same] = finding
+    return list(once.values())

@@ -81,13 +81,13 @@ class BatchJob(msgspec.Struct, frozen=True):
 
 def _lines(folder: Path, batch: Sequence[File], names: Sequence[str]) -> BatchResult:
     marks = as_marks(names)
-    found = [
+    marked = [
         (number, text)
         for number, file in enumerate(batch)
         for chunk in readable_lines(folder / file.path)
         if (text := marked_lines(chunk, marks))
     ]
-    table = pl.DataFrame(found, schema={"source": pl.Int64, "text": pl.Binary}, orient="row")
+    table = pl.DataFrame(marked, schema={"source": pl.Int64, "text": pl.Binary}, orient="row")
     # One "run" a file, so that `source` numbers files.
     return [File(file.path, file.size, file.mtime_ns, [None], [0], inode=file.inode) for file in batch], {
         "lines": table

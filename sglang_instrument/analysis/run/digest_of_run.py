@@ -56,8 +56,8 @@ def read_digest(
     """
     files, digest = read_everything(executor, progress, cached)
     if run_id is not None:
-        kept = only_run(files, find_run_id(executor.folder, files, run_id))
-        files, digest = kept, only_files(digest, files, kept)
+        of_run = only_run(files, find_run_id(executor.folder, files, run_id))
+        files, digest = of_run, only_files(digest, files, of_run)
     known = RunFiles(files)
     return known, only_newest_runs(known, digest)
 
@@ -94,8 +94,8 @@ def only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
         for number, (file, run_id) in enumerate((file, run) for file in files for run in file.runs)
         if not counts(file, run_id)
     ]
-    kept = digest.filter(~pl.col("source").is_in(left_out)) if left_out else digest
-    return replace(kept, steps=_with_launches(files, kept.steps))
+    of_newest = digest.filter(~pl.col("source").is_in(left_out)) if left_out else digest
+    return replace(of_newest, steps=_with_launches(files, of_newest.steps))
 
 
 def _with_launches(files: Sequence[File], steps: pl.DataFrame) -> pl.DataFrame:

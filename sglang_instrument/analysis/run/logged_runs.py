@@ -34,11 +34,11 @@ def find_run_id(folder: Path, files: Sequence[File], wanted: str) -> str:
     files = RunFiles.of(files)
     known = list(run_begins(files))
     begun = [run_id for run_id in files.members(known) if run_id.startswith(wanted)]
-    found = [wanted] if wanted in known else sorted({files.launch_of(run_id) for run_id in begun})
-    if len(found) == 1:
-        return found[0]
-    why = f"{len(found)} runs begin with" if found else "no run"
-    offered = ", ".join((found or known)[-_NAMED:]) or "none has an id"
+    run_ids = [wanted] if wanted in known else sorted({files.launch_of(run_id) for run_id in begun})
+    if len(run_ids) == 1:
+        return run_ids[0]
+    why = f"{len(run_ids)} runs begin with" if run_ids else "no run"
+    offered = ", ".join((run_ids or known)[-_NAMED:]) or "none has an id"
     raise LogError(f"{folder}: {why} {wanted!r}; its newest runs: {offered}")
 
 

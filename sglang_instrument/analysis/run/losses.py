@@ -109,33 +109,33 @@ def attendance(files: Sequence[File], outside: set[str]) -> list[Attendance]:
         if place is None or place.role != "worker" or place.step is None or place.validate:
             continue
         writers = {control.run_id for control in file.controls} | set(file.runs)
-        if file.path not in outside and (not writers or any(counts(file, one) for one in writers)):
+        if file.path not in outside and (not writers or any(counts(file, writer) for writer in writers)):
             workers = steps_of.setdefault(newest.get(file.folder), {})
             workers.setdefault(place.worker, set()).add(place.step)
-    found = []
+    of_launches = []
     for run_id, workers in steps_of.items():
         steps = set().union(*workers.values())
-        absent = {worker: sorted(steps - own) for worker, own in workers.items()}
-        found.append(Attendance(run_id, sorted(steps), absent))
-    return found
+        absent = {worker: sorted(steps - steps_written) for worker, steps_written in workers.items()}
+        of_launches.append(Attendance(run_id, sorted(steps), absent))
+    return of_launches
 
 
 def missing_in(parts: Iterable[Sequence[Attendance]]) -> Iterator[tuple[int, int]]:
     """Yield what `missing_files` does, from the `attendance` of some steps each."""
     launches: dict[str | None, list[Attendance]] = {}
-    for one in chain.from_iterable(parts):
-        launches.setdefault(one.run_id, []).append(one)
+    for part in chain.from_iterable(parts):
+        launches.setdefault(part.run_id, []).append(part)
     for of_launch in launches.values():
         first: dict[int, int] = {}
         last: dict[int, int] = {}
-        for one in of_launch:
-            for worker, absent in one.absent.items():
-                own = set(one.steps).difference(absent)
-                first[worker] = min(first.get(worker, min(own)), *own)
-                last[worker] = max(last.get(worker, max(own)), *own)
-        for one in of_launch:
+        for part in of_launch:
+            for worker, absent in part.absent.items():
+                attended = set(part.steps).difference(absent)
+                first[worker] = min(first.get(worker, min(attended)), *attended)
+                last[worker] = max(last.get(worker, max(attended)), *attended)
+        for part in of_launch:
             for worker in first:
-                absent = one.absent.get(worker, one.steps)
+                absent = part.absent.get(worker, part.steps)
                 yield from ((step, worker) for step in absent if first[worker] < step < last[worker])
 
 

@@ -142,18 +142,20 @@ class Run:
     def pruned_steps(self) -> set[tuple[int, bool]]:
         """The steps, and whether each is validation, of which `prune` deleted records."""
         places = [file.place for file in self.files if not file.has_records]
-        return {(one.step, one.validate) for one in places if one is not None and one.step is not None}
+        return {
+            (place.step, place.validate) for place in places if place is not None and place.step is not None
+        }
 
     @cached_property
     def kept_calls(self) -> dict[Key, list[tuple[str | None, str]]]:
         """Engine calls of pruned files, by the file's key: the run, and the record as JSON."""
-        kept = kept_table(self.home, self.files, CALLS)
+        table = kept_table(self.home, self.files, CALLS)
         runs = [(key_of(file), run_id) for file in self.files for run_id in file.runs]
-        found: dict[Key, list[tuple[str | None, str]]] = {}
-        for source, record in () if kept is None else kept.select("source", "record").iter_rows():
+        calls: dict[Key, list[tuple[str | None, str]]] = {}
+        for source, record in () if table is None else table.select("source", "record").iter_rows():
             key, run_id = runs[source]
-            found.setdefault(key, []).append((run_id, record))
-        return found
+            calls.setdefault(key, []).append((run_id, record))
+        return calls
 
     @cached_property
     def records(self) -> pl.DataFrame:
@@ -214,10 +216,10 @@ class Run:
         self.demand_log()
         files = self.files_of(step)
         sums = self._tables_of([file for file in files if file.pruned_us is None], BatchJob("paths"), None)
-        kept = kept_table(self.home, files, PATHS)
-        if kept is None:
+        of_pruned = kept_table(self.home, files, PATHS)
+        if of_pruned is None:
             return sums
-        return pl.concat([sums, self._newest(kept, files)], how="diagonal")
+        return pl.concat([sums, self._newest(of_pruned, files)], how="diagonal")
 
     def event_times(self, events: Sequence[str], progress: Progress | None = None) -> pl.DataFrame:
         """Return how long events lasted by request, and outside of requests: `event_tables.event_times`."""

@@ -20,14 +20,14 @@ def paths_outside_steps(files: Sequence[File]) -> set[str]:
     closed as a step. Files without a header come from the reference, which always knows its step.
     """
     closed = {file.folder for file, _ in controls_of(files, STEP_CLOSED)}
-    headers, found = _headers(files), set()
+    headers, outside = _headers(files), set()
     for file in files:
         step = None if file.place is None else file.place.step
         bound = headers.get(file.path, [True])
         old = set(bound) == {None} and file.folder not in closed
         if step is not None and (step < 0 or (step == 0 and (old or _is_unbound(bound)))):
-            found.add(file.path)
-    return found
+            outside.add(file.path)
+    return outside
 
 
 def unbound_paths(files: Sequence[File]) -> set[str]:
@@ -42,9 +42,9 @@ def only_in_steps(files: Sequence[File], digest: Digest) -> Digest:
     left_out = [number for number, path in enumerate(sources) if path in paths]
     if not left_out:
         return digest
-    kept = digest.filter(~pl.col("source").is_in(left_out))
-    kept_roles, roles = kept.steps["role"], digest.of_workers().steps["role"]
-    return kept if kept_roles.is_in(roles.unique().implode()).any() else digest
+    inside = digest.filter(~pl.col("source").is_in(left_out))
+    kept_roles, roles = inside.steps["role"], digest.of_workers().steps["role"]
+    return inside if kept_roles.is_in(roles.unique().implode()).any() else digest
 
 
 def _is_unbound(bound: Sequence[bool | None]) -> bool:

@@ -46,21 +46,23 @@ def with_pruned(
     if not homes:
         return files, digest
     parts, seen = [(files, files, digest)], set[Key]()
-    there = _by_process(files)
+    by_process = _by_process(files)
     for home in homes:
         try:
-            own, kept = load_digest(home, smaller=True)
+            files_kept, digest_kept = load_digest(home, smaller=True)
             part = f"{PRUNED}/{home.name}" if (home / KEPT_RECORDS).is_file() else None
-            own = [msgspec.structs.replace(file, part=part) for file in own]
+            files_kept = [msgspec.structs.replace(file, part=part) for file in files_kept]
         except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError) as error:
             lost = File(f"{PRUNED}/{home.name}", 0, 0, unreadable=str(error), pruned_us=0)
             parts.append(([lost], [lost], concat_digests([])))
             continue
-        gone = [file for file in own if key_of(file) not in seen and not _is_there(file, there)]
+        gone = [file for file in files_kept if key_of(file) not in seen and not _is_there(file, by_process)]
         seen.update(map(key_of, gone))
-        parts.append((own, gone, kept))
+        parts.append((files_kept, gone, digest_kept))
     merged = sorted((file for _, gone, _ in parts for file in gone), key=lambda file: in_order(file.path))
-    return merged, join_digests([(gone, only_files(kept, own, gone)) for own, gone, kept in parts], merged)
+    return merged, join_digests(
+        [(gone, only_files(stored, pruned_digest, gone)) for pruned_digest, gone, stored in parts], merged
+    )
 
 
 def pruned_folders(folder: Path) -> list[Path]:
@@ -83,33 +85,33 @@ def kept_table(folder: Path, files: Sequence[File], name: str) -> pl.DataFrame |
     tables = []
     for home in pruned_folders(folder) if wanted else ():
         try:
-            own, table = load_digest(home, smaller=True)[0], read_table(home / f"{name}.parquet")
+            stored, table = load_digest(home, smaller=True)[0], read_table(home / f"{name}.parquet")
         except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
             continue  # `with_pruned` reports it; a run without engine logs has no CALLS
-        gone = [file for file in own if key_of(file) in wanted]
+        gone = [file for file in stored if key_of(file) in wanted]
         wanted -= set(map(key_of, gone))
-        tables.append(renumber(renumber(table, own, gone), gone, files))
+        tables.append(renumber(renumber(table, stored, gone), gone, files))
     return pl.concat(tables) if tables else None
 
 
 def _by_process(files: Sequence[File]) -> dict[_Process, list[File]]:
-    found: dict[_Process, list[File]] = {}
+    by_process: dict[_Process, list[File]] = {}
     for file in files:
-        found.setdefault(_process(file), []).append(file)
-    return found
+        by_process.setdefault(_process(file), []).append(file)
+    return by_process
 
 
 def _process(file: File) -> _Process:
     return (file.folder, file.path) if file.place is None else (file.folder, file.place.stem)
 
 
-def _is_there(gone: File, there: dict[_Process, list[File]]) -> bool:
+def _is_there(gone: File, by_process: dict[_Process, list[File]]) -> bool:
     """Return whether a file that was to be deleted is there: as it was, or with more lines.
 
     The first line names the writer and the time. A writer that had to make the file again wrote another one.
     """
     same = _headers(gone)
-    for file in there.get(_process(gone), ()):
+    for file in by_process.get(_process(gone), ()):
         if _headers(file) == same and (same or file.size >= gone.size):
             return True
     return False

@@ -102,15 +102,16 @@ def _kept_tables(folder: Path, reading: Reading) -> tuple[pl.DataFrame, pl.DataF
                 numbers[position] = (number, stamp)
             position += stamp is not None
     ends = rows["start_us"] + _span_us(rows)
-    found = [numbers[number] for number in rows["position"]]
+    lines_and_stamps = [numbers[number] for number in rows["position"]]
     stamps = [
-        None if stamp == _in_utc(end_us) else stamp for (_, stamp), end_us in zip(found, ends, strict=True)
+        None if stamp == _in_utc(end_us) else stamp
+        for (_, stamp), end_us in zip(lines_and_stamps, ends, strict=True)
     ]
     rows = (
         rows.select(_KEPT)
         .cast(_TYPES)
         .with_columns(
-            line=pl.Series([number for number, _ in found], dtype=pl.Int64),
+            line=pl.Series([number for number, _ in lines_and_stamps], dtype=pl.Int64),
             stamp=pl.Series(stamps, dtype=pl.String),
         )
     )
@@ -143,13 +144,13 @@ def _in_utc(time_us: int) -> str:
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds")
 
 
-def restore_files(kept: Path, paths: Collection[str], target: SafeFolder) -> None:
+def restore_files(kept_folder: Path, paths: Collection[str], target: SafeFolder) -> None:
     """Write log files again, below `target`, from the folder that keeps all that they hold.
 
     Raises:
         OSError, polars.exceptions.PolarsError: What is kept cannot be read, or the files cannot be written.
     """
-    records, lines = (_of_files(kept / name, paths) for name in (KEPT_RECORDS, KEPT_LINES))
+    records, lines = (_of_files(kept_folder / name, paths) for name in (KEPT_RECORDS, KEPT_LINES))
     texts: dict[str, list[tuple[int, bytes]]] = {path: [] for path in paths}
     for path, number, text in lines.select("file", "line", "text").iter_rows():
         texts[path].append((number, text))
@@ -213,7 +214,7 @@ def gather_files(folder: Path, files: Sequence[File], scratch: Path) -> None:
 
     A file that cannot be restored stays missing; its reader says so.
     """
-    kept: dict[str, list[str]] = {}
+    deleted: dict[str, list[str]] = {}
     for file in files:
         target = scratch / file.path
         if target.exists() or target.is_symlink():
@@ -222,6 +223,6 @@ def gather_files(folder: Path, files: Sequence[File], scratch: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to((folder / file.path).absolute())
         else:
-            kept.setdefault(file.part, []).append(file.path)
-    for part, paths in kept.items():
+            deleted.setdefault(file.part, []).append(file.path)
+    for part, paths in deleted.items():
         restore_files(folder / part, paths, SafeFolder(scratch))

@@ -55,7 +55,7 @@ class _Index(msgspec.Struct):
     parts: list[Part]
 
 
-class _Files(msgspec.Struct):
+class _WrittenTables(msgspec.Struct):
     version: str
     tables: list[str]
     files: list[File]
@@ -100,9 +100,9 @@ def files_of(home: SafeFolder, part: Part) -> list[File]:
     return _read_files(home, part).files
 
 
-def _read_files(home: SafeFolder, part: Part) -> _Files:
+def _read_files(home: SafeFolder, part: Part) -> _WrittenTables:
     folder = home.path / PARTS / part.name
-    stored = msgspec.json.decode(read_regular(folder / _FILES, _MOST_BYTES), type=_Files)
+    stored = msgspec.json.decode(read_regular(folder / _FILES, _MOST_BYTES), type=_WrittenTables)
     if stored.version != VERSION or list(map(key_of, stored.files)) != part.files:
         raise ValueError(f"{folder} is not as the index says")
     return stored
@@ -124,7 +124,7 @@ def write_part(home: SafeFolder, files: Sequence[File], tables: Mapping[str, pl.
     filled = {table: rows for table, rows in tables.items() if len(rows)}
     for table, rows in filled.items():
         save_parquet(draft, f"{table}.parquet", rows)
-    draft.write(_FILES, msgspec.json.encode(_Files(VERSION, list(filled), list(files))))
+    draft.write(_FILES, msgspec.json.encode(_WrittenTables(VERSION, list(filled), list(files))))
     (home / PARTS).rename_folder(draft.inside[-1], name)
     return Part(name, list(map(key_of, files)), records_of(files))
 

@@ -52,12 +52,12 @@ def record_rows(reading: Reading) -> pl.DataFrame:
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
     rows = pl.concat([spans, records.filter(pl.col("duration_sec").is_null())], how="diagonal")
     rows = with_files(rows, reading).sort("position")
-    own, wall, duration = pl.col("self_sec"), pl.col("wall_sec"), pl.col("duration_sec")
+    self_sec, wall, duration = pl.col("self_sec"), pl.col("wall_sec"), pl.col("duration_sec")
     # As text: not every reader of Parquet knows categories.
     rows = rows.with_columns(
         pl.col(pl.Categorical, pl.Enum).cast(pl.String),
-        self_sec=pl.when(own != duration).then(own),
-        wall_sec=pl.when(wall != own).then(wall),
+        self_sec=pl.when(self_sec != duration).then(self_sec),
+        wall_sec=pl.when(wall != self_sec).then(wall),
     )
     return rows.select(*(pl.col(name).cast(kind) for name, kind in COLUMNS_OF_RECORDS.items()), "source")
 

@@ -193,7 +193,7 @@ def _done(plan: Plan, outcome: Outcome | None) -> Iterator[str]:
         return
     yield (
         f"deleted {outcome.files:,} files, {size(outcome.freed)}; "
-        f"what they hold takes {size(outcome.kept)} in {plan.run.folder}/.pruned"
+        f"what they hold takes {size(outcome.kept_bytes)} in {plan.run.folder}/.pruned"
     )
     yield from _left(outcome.left)
 
@@ -202,7 +202,7 @@ def _as_json(plan: Plan, outcome: Outcome | None) -> dict[str, Any]:
     from sglang_instrument.analysis.long_runs.plan import IN_USE, NAMED, NEWEST, SLOWEST
 
     reasons = {"newest": NEWEST, "slowest": SLOWEST, "named": NAMED, "in_use": IN_USE}
-    deleted = outcome and {"files": outcome.files, "bytes": outcome.freed, "ledger_bytes": outcome.kept}
+    deleted = outcome and {"files": outcome.files, "bytes": outcome.freed, "ledger_bytes": outcome.kept_bytes}
     return {
         "folder": str(plan.run.folder),
         "done": outcome is not None,

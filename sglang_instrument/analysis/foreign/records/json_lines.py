@@ -22,7 +22,7 @@ class JsonLines(Generic[_Kind]):
     def __init__(self, kind: type[_Kind]) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
-        self._required = [one.encode_name for one in msgspec.structs.fields(kind) if one.required]
+        self._required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required]
 
     def read(self, path: Path, log: ForeignLog) -> Iterator[list[_Kind]]:
         """Yield the records of a file, a chunk of lines at a time; note in `log` what cannot be read."""
@@ -46,8 +46,8 @@ class JsonLines(Generic[_Kind]):
             rejects.torn += raw.lstrip().startswith(b"{")
             rejects.foreign += not raw.lstrip().startswith(b"{")
             return None
-        kept = fitting(self._kind, fields) if isinstance(fields, dict) else {}
-        if any(name not in kept for name in self._required):
+        valid = fitting(self._kind, fields) if isinstance(fields, dict) else {}
+        if any(name not in valid for name in self._required):
             rejects.foreign += 1
             return None
-        return self._kind(**kept)
+        return self._kind(**valid)

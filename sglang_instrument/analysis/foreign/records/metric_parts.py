@@ -106,9 +106,9 @@ def step_rows(steps: Mapping[int, StepTimes], begins_us: Sequence[int]) -> pl.Da
     for (number, step), begin_us in zip(steps.items(), begins_us, strict=True):
         rows += _rows(number, step, begin_us)
         if step.slowest:
-            told = {_column(name): value for name, value in step.slowest.items()}
+            columns = {_column(name): value for name, value in step.slowest.items()}
             place = {"event": "slowest_sample", "step": number, "task": 0}
-            slowest.append({**told, **place, "start_us": begin_us + step.duration_us})
+            slowest.append({**columns, **place, "start_us": begin_us + step.duration_us})
     frames = [pl.DataFrame(rows, schema=_ROW, orient="row")]
     frames += [pl.DataFrame(slowest)] if slowest else []
     return pl.concat(frames, how="diagonal_relaxed").with_columns(role=pl.lit("trainer"))

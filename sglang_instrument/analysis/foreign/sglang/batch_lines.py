@@ -84,12 +84,12 @@ def batch_lines(lines: pl.DataFrame, changed_us: dict[int, int]) -> BatchLines:
         f"{kind} batch": (len(group), str(group["line"][0]))
         for (kind,), group in wrong.partition_by("kind", as_dict=True, maintain_order=True).items()
     }
-    kept = table.filter(pl.col("stamp").is_not_null() & pl.col("kind").is_not_null())
+    with_stamps = table.filter(pl.col("stamp").is_not_null() & pl.col("kind").is_not_null())
     return BatchLines(
-        kept.drop("line", "prefix", "rest", "dated"),
+        with_stamps.drop("line", "prefix", "rest", "dated"),
         sorted({*names.values()}),
         misread,
-        int((~kept["dated"]).sum()),
+        int((~with_stamps["dated"]).sum()),
     )
 
 

@@ -26,7 +26,7 @@ _MOST_STEPS: Final = 1_000_000
 
 
 @dataclass
-class Line:
+class BatchLine:
     """A line of a server, and what it covers.
 
     Attributes:
@@ -59,7 +59,7 @@ class Line:
         return self.steps * self.accepted
 
 
-def lines_in(table: pl.DataFrame) -> list[Line]:
+def lines_in(table: pl.DataFrame) -> list[BatchLine]:
     """Return the lines of a worker, in the order of time.
 
     Args:
@@ -74,10 +74,10 @@ def lines_in(table: pl.DataFrame) -> list[Line]:
         pl.col("accepted_length").fill_null(1.0).clip(lower_bound=1.0),
         pl.col("repeated") > 0,
     )
-    return [Line(*row) for row in rows.iter_rows()]
+    return [BatchLine(*row) for row in rows.iter_rows()]
 
 
-def interval_of(lines: Sequence[Line]) -> float | None:
+def interval_of(lines: Sequence[BatchLine]) -> float | None:
     """Return the decode steps from line to line; None where no two lines tell.
 
     The tokens of a line are its throughput times the time since the line before, pauses included. The stamps
@@ -93,11 +93,11 @@ def interval_of(lines: Sequence[Line]) -> float | None:
     return _bounded(median(_steps(*pair) for pair in pairs if _gap_us(*pair) > IDLE_SEC * _US))
 
 
-def _gap_us(before: Line, line: Line) -> int:
+def _gap_us(before: BatchLine, line: BatchLine) -> int:
     return max(0, line.stamp_us - before.stamp_us)
 
 
-def _steps(before: Line, line: Line) -> float:
+def _steps(before: BatchLine, line: BatchLine) -> float:
     """Return how many decode steps lie between two lines, with the mean of their requests."""
     running = (before.running + line.running) / 2
     return _gap_us(before, line) / _US * line.rate / running / line.accepted
@@ -107,7 +107,7 @@ def _bounded(interval: float) -> float:
     return min(max(round(interval), 1), _MOST_STEPS)
 
 
-def cover(lines: Sequence[Line], interval: float | None) -> None:
+def cover(lines: Sequence[BatchLine], interval: float | None) -> None:
     """Set `busy_us` and `steps` of the lines of a worker.
 
     Args:
@@ -124,7 +124,7 @@ def cover(lines: Sequence[Line], interval: float | None) -> None:
     if interval is None:
         return
     has_prefill = len(decodes) < len(lines)
-    before: Line | None = None  # the last line of decode
+    before: BatchLine | None = None  # the last line of decode
     prefill_us: int | None = None  # the last line of prefill
     began_us: int | None = None  # when prefill into an empty batch ended a pause
     following = dict(zip(map(id, decodes), decodes[1:], strict=False))
@@ -140,9 +140,9 @@ def cover(lines: Sequence[Line], interval: float | None) -> None:
 
 
 def _cover(
-    line: Line,
-    before: Line | None,
-    after: Line | None,
+    line: BatchLine,
+    before: BatchLine | None,
+    after: BatchLine | None,
     began_us: int | None,
     interval: float,
     has_prefill: bool,
@@ -172,21 +172,21 @@ def _cover(
             line.busy_us, line.total = usual_us, None
 
 
-def _cover_prefill(lines: Sequence[Line]) -> None:
+def _cover_prefill(lines: Sequence[BatchLine]) -> None:
     """Set `busy_us` of the lines of a server that only prefills: the time since the line before."""
     for before, line in pairwise(lines):
         gap_us = line.stamp_us - before.stamp_us
         line.busy_us = gap_us if 0 < gap_us <= IDLE_SEC * _US else None
 
 
-def _told_us(line: Line, interval: float) -> int | None:
+def _told_us(line: BatchLine, interval: float) -> int | None:
     """Return how long the steps of a line took at its throughput."""
     if line.running <= 0 or line.rate <= 0:
         return None
     return int(min(interval * line.accepted * line.running / line.rate, _LONGEST_SEC) * _US)
 
 
-def ends_of(lines: Sequence[Line]) -> list[int]:
+def ends_of(lines: Sequence[BatchLine]) -> list[int]:
     """Return when what each line covers ended; all lines have a `busy_us`.
 
     A stamp may show the whole second only, and durations are exact: lines that follow one another tell where

@@ -68,13 +68,13 @@ def notes_in(lines: pl.DataFrame, changed_us: dict[int, int]) -> pl.DataFrame:
         prefix=pl.Series(begins, dtype=pl.String), rest=pl.Series(behind, dtype=pl.String)
     )
     places = prefixes(parts, changed_us).select("stamp", "server", "dp")
-    kept = lines.select("file", "trainer_step")
-    return pl.concat([kept, places, table], how="horizontal").drop_nulls("stamp")
+    origins = lines.select("file", "trainer_step")
+    return pl.concat([origins, places, table], how="horizontal").drop_nulls("stamp")
 
 
 def _note(line: str) -> dict[str, object]:
-    found = [(line.index(text), text) for text in _EVENTS if text in line]
-    position, text = min(found) if found else (len(line), "")
+    matches = [(line.index(text), text) for text in _EVENTS if text in line]
+    position, text = min(matches) if matches else (len(line), "")
     note: dict[str, object] = dict.fromkeys(_NOTE)
     note |= {"begin": line[:position], "behind": line[-300:], "event": _EVENTS.get(text)}
     if retracted := _RETRACTED.search(line, position):
@@ -87,12 +87,12 @@ def _note(line: str) -> dict[str, object]:
 def _of_request(text: str) -> Iterator[tuple[str, object]]:
     """Yield what the engine tells of a request that ended. A reply may hold a `meta_info` of its own."""
     begins = [match.end() for match in _META.finditer(text)]
-    told = text[begins[-1] :] if begins else ""
+    meta_info = text[begins[-1] :] if begins else ""
     for name, pattern in _VALUES:
-        if value := pattern.search(told):
+        if value := pattern.search(meta_info):
             yield name, int(value[1])
     for name, pattern in (("request_id", _ID), ("finish_reason", _REASON)):
-        if value := pattern.search(told):
+        if value := pattern.search(meta_info):
             yield name, value[1]
-    if (latency := _LATENCY.search(told)) and float(latency[1]) < 1e7:
+    if (latency := _LATENCY.search(meta_info)) and float(latency[1]) < 1e7:
         yield "latency_us", int(float(latency[1]) * 1e6)

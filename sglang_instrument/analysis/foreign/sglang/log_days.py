@@ -25,8 +25,8 @@ def days_of(stamps: pl.DataFrame, changed_us: dict[int, int]) -> pl.Series:
     times: list[int | None] = [None] * len(stamps)
     rows = stamps.with_row_index("row").drop_nulls("undated").select("row", "file", "undated")
     for (file,), of_file in rows.partition_by("file", as_dict=True, maintain_order=True).items():
-        found = _times(of_file["undated"].to_list(), changed_us.get(int(file), 0))
-        for row, time_us in zip(of_file["row"], found, strict=True):
+        times_us = _times(of_file["undated"].to_list(), changed_us.get(int(file), 0))
+        for row, time_us in zip(of_file["row"], times_us, strict=True):
             times[row] = time_us
     return pl.Series("of_day", times, pl.Int64)
 

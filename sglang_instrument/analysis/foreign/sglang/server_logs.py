@@ -18,7 +18,7 @@ from sglang_instrument.analysis.foreign.sglang import engine_notes
 from sglang_instrument.analysis.foreign.sglang.batch_lines import BatchLines, batch_lines
 from sglang_instrument.analysis.foreign.sglang.log_clocks import forward
 from sglang_instrument.analysis.foreign.sglang.log_marks import BATCHES, SETTINGS, holds, lines_of
-from sglang_instrument.analysis.foreign.sglang.servers import Servers
+from sglang_instrument.analysis.foreign.sglang.servers import ServerNumbers
 from sglang_instrument.analysis.foreign.sglang.slots import MOST_ROWS, all_slots, as_calls
 from sglang_instrument.analysis.foreign.sglang.stretches import Stretches, stretches
 from sglang_instrument.analysis.foreign.sglang.timer_lines import MARKS as TIMER_MARKS
@@ -87,13 +87,15 @@ def read(paths: Sequence[Path]) -> ForeignLog:
     every, steps = printed_steps(every)
     is_batch, is_note, is_setting, is_timer = _kinds_of(every["line"])
     lines = batch_lines(every.filter(is_batch), changed_us)
-    servers = Servers(lines.table)
+    servers = ServerNumbers(lines.table)
     batches, set_back = forward(servers.numbered(lines.table))
     notes = servers.numbered(engine_notes.notes_in(every.filter(is_note), changed_us))
     requests = notes.filter(pl.col("latency_us").is_not_null())
     work = stretches(batches, requests, _intervals(every.filter(is_setting)))
     logged = set(requests["worker"])
-    slots, is_cut = all_slots({key: own for key, own in work.lines.items() if key[0] not in logged})
+    slots, is_cut = all_slots(
+        {key: lines_of_key for key, lines_of_key in work.lines.items() if key[0] not in logged}
+    )
     notes = notes.with_columns(step=work.step_at(notes["stamp"]))
     calls = pl.concat([as_calls(slots), _logged(work.requests)], how="diagonal_relaxed")
     frames = [_batches(work.batches, lines.fields), _notes(notes), calls, _requests(calls)]
@@ -146,8 +148,8 @@ def _batches(batches: pl.DataFrame, fields: Sequence[str]) -> pl.DataFrame:
 
 def _notes(notes: pl.DataFrame) -> pl.DataFrame:
     """Return what else the servers say as instant events; requests that have times are rows of their own."""
-    told = notes.filter(pl.col("latency_us").is_null())
-    return told.select("worker", "step", "event", "retracted", start_us="stamp", task=pl.lit(0))
+    untimed = notes.filter(pl.col("latency_us").is_null())
+    return untimed.select("worker", "step", "event", "retracted", start_us="stamp", task=pl.lit(0))
 
 
 def _logged(requests: pl.DataFrame) -> pl.DataFrame:

@@ -5,7 +5,7 @@ import polars as pl
 _SERVER = ("file", "server")
 
 
-class Servers:
+class ServerNumbers:
     """The workers of a log, in the order of files, names and ranks."""
 
     def __init__(self, lines: pl.DataFrame) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.foreign.sglang.decoding import Line, ends_of
+from sglang_instrument.analysis.foreign.sglang.decoding import BatchLine, ends_of
 
 _MOST_SLOTS: Final = 4096  # of a server; a line that tells of more is not trusted
 #: Rows of all servers. A log of a million lines has about as many; what lines say beyond that is counted.
@@ -25,7 +25,7 @@ _SLOT: Final = {
 }
 
 
-def all_slots(lines: Mapping[tuple[int, int], Sequence[Line]]) -> tuple[list[_Slot], bool]:
+def all_slots(lines: Mapping[tuple[int, int], Sequence[BatchLine]]) -> tuple[list[_Slot], bool]:
     """Return the slots of all workers and steps, and whether there are more of them than are kept."""
     slots: list[_Slot] = []
     for (worker, step), of_step in lines.items():
@@ -36,7 +36,7 @@ def all_slots(lines: Mapping[tuple[int, int], Sequence[Line]]) -> tuple[list[_Sl
     return slots, False
 
 
-def slots_of(worker: int, step: int, lines: Sequence[Line]) -> Iterator[_Slot]:
+def slots_of(worker: int, step: int, lines: Sequence[BatchLine]) -> Iterator[_Slot]:
     """Yield from when to when the slots of a worker were busy in a step, with the tokens of each.
 
     Args:
@@ -67,7 +67,7 @@ def slots_of(worker: int, step: int, lines: Sequence[Line]) -> Iterator[_Slot]:
         number += 1
 
 
-def _share(line: Line, before: int, running: int) -> float:
+def _share(line: BatchLine, before: int, running: int) -> float:
     """Return for which share of a line's time those slots were busy that ended, or began, in it; 0: unknown.
 
     The line tells the tokens of all slots, and those that were busy at both ends have a token a step.

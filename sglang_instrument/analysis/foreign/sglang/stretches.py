@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.foreign.records.windows import number_windows
-from sglang_instrument.analysis.foreign.sglang.decoding import Line, cover, interval_of, lines_in
+from sglang_instrument.analysis.foreign.sglang.decoding import BatchLine, cover, interval_of, lines_in
 
 _DECODE: Final = pl.col("kind") == "Decode"
 
@@ -25,7 +25,7 @@ class Stretches:
     """
 
     batches: pl.DataFrame
-    lines: dict[tuple[int, int], list[Line]]
+    lines: dict[tuple[int, int], list[BatchLine]]
     requests: pl.DataFrame
     uncovered: int
 
@@ -54,8 +54,8 @@ def stretches(batches: pl.DataFrame, requests: pl.DataFrame, intervals: dict[int
     usual = median(known) if (known := [value for value in measured if value is not None]) else None
     busy: list[int | None] = [None] * len(table)
     uncovered = 0
-    for (of_worker, lines), own in zip(by_worker, measured, strict=True):
-        interval = intervals.get(int(of_worker["file"][0]), own or usual)
+    for (of_worker, lines), of_lines in zip(by_worker, measured, strict=True):
+        interval = intervals.get(int(of_worker["file"][0]), of_lines or usual)
         cover(lines, interval)
         decodes = [line for line in lines if line.is_decode]
         uncovered += bool(decodes) and all(line.busy_us is None for line in decodes)
@@ -78,12 +78,12 @@ def _is_first_rank(batches: pl.DataFrame) -> pl.Series:
 
 
 def _by_step(
-    table: pl.DataFrame, by_worker: Sequence[tuple[pl.DataFrame, list[Line]]]
-) -> Iterator[tuple[tuple[int, int], list[Line]]]:
+    table: pl.DataFrame, by_worker: Sequence[tuple[pl.DataFrame, list[BatchLine]]]
+) -> Iterator[tuple[tuple[int, int], list[BatchLine]]]:
     steps = table["step"]
     for of_worker, lines in by_worker:
         worker = int(of_worker["worker"][0])
-        of_step: dict[int, list[Line]] = {}
+        of_step: dict[int, list[BatchLine]] = {}
         for row, line in zip(of_worker["row"], lines, strict=True):
             if line.is_decode and line.busy_us is not None:
                 of_step.setdefault(int(steps[row]), []).append(line)

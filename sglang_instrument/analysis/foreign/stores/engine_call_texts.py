@@ -41,11 +41,11 @@ class EngineCallTexts:
         if text is None:
             return _NOTHING
         # In the order in which the keys are written, so that the long lists are passed once.
-        sample, at = self._sample(text)
-        prompt_tokens, at = _length(text, self._prompt_ids, at)
-        response_tokens, at = _length(text, self._token_ids, at)
-        preempted = _digits(text, self._num_preempted, at)
-        version = _digits(text, self._global_steps, at)
+        sample, position = self._sample(text)
+        prompt_tokens, position = _length(text, self._prompt_ids, position)
+        response_tokens, position = _length(text, self._token_ids, position)
+        preempted = _digits(text, self._num_preempted, position)
+        version = _digits(text, self._global_steps, position)
         return EngineCall(
             response_tokens,
             prompt_tokens,
@@ -56,10 +56,10 @@ class EngineCallTexts:
 
     def _sample(self, text: bytes) -> tuple[str | None, int]:
         """Return the request's id, and where it ends."""
-        at = text.find(self._request_id)
-        if at < 0:
+        position = text.find(self._request_id)
+        if position < 0:
             return None, 0
-        begin = at + len(self._request_id)
+        begin = position + len(self._request_id)
         end = text.find(self._quote, begin, begin + _LONGEST_ID + len(self._quote))
         if end <= begin:
             return None, begin
@@ -68,10 +68,10 @@ class EngineCallTexts:
 
 def _length(text: bytes, mark: bytes, start: int) -> tuple[int | None, int]:
     """Return the length of a list of numbers, and where it ends."""
-    at = text.find(mark, start)
-    if at < 0:
+    position = text.find(mark, start)
+    if position < 0:
         return None, start
-    begin = at + len(mark)
+    begin = position + len(mark)
     end = text.find(b"]", begin)
     if end <= begin:
         return (0 if end == begin else None), begin
@@ -80,6 +80,6 @@ def _length(text: bytes, mark: bytes, start: int) -> tuple[int | None, int]:
 
 def _digits(text: bytes, mark: bytes, start: int) -> bytes | None:
     """Return the digits after a mark."""
-    at = text.find(mark, start)
-    found = _DIGITS.match(text, at + len(mark)) if at >= 0 else None
-    return None if found is None else found[0]
+    position = text.find(mark, start)
+    digits = _DIGITS.match(text, position + len(mark)) if position >= 0 else None
+    return None if digits is None else digits[0]

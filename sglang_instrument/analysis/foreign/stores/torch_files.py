@@ -34,13 +34,13 @@ class Opaque:
     def __setitem__(self, key: Any, value: Any) -> None:
         """Drop an entry."""
 
-    def append(self, one: Any) -> None:
+    def append(self, element: Any) -> None:
         """Drop an element."""
 
     def extend(self, many: Any) -> None:
         """Drop elements."""
 
-    def add(self, one: Any) -> None:
+    def add(self, element: Any) -> None:
         """Drop an element."""
 
 
@@ -77,11 +77,11 @@ def read_torch(path: Path) -> Any:
 
 
 def _entry(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    for one in archive.infolist():
-        if one.filename.endswith(_PICKLE):
-            if one.file_size > _MOST_BYTES:
-                raise LogError(f"its pickle has {one.file_size:,} bytes; at most {_MOST_BYTES:,} are read")
-            return one
+    for entry in archive.infolist():
+        if entry.filename.endswith(_PICKLE):
+            if entry.file_size > _MOST_BYTES:
+                raise LogError(f"its pickle has {entry.file_size:,} bytes; at most {_MOST_BYTES:,} are read")
+            return entry
     raise LogError("not a file of torch.save: it has no data.pkl")
 
 
