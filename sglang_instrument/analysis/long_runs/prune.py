@@ -68,7 +68,7 @@ def prune(plan: Plan, progress: Progress | None = None) -> Outcome:
         except (OSError, pl.exceptions.PolarsError) as error:
             _remove_drafts(home)
             raise LogError(f"{folder}: nothing was deleted: {error}") from error
-        outcome = Outcome(kept=kept_bytes)
+        outcome = Outcome(kept_bytes=kept_bytes)
         for part, files in groupby(plan.drop, key=lambda file: file.folder):
             _delete(folder, part, list(files), outcome)
     return outcome

@@ -141,10 +141,8 @@ class Run:
     @cached_property
     def pruned_steps(self) -> set[tuple[int, bool]]:
         """The steps, and whether each is validation, of which `prune` deleted records."""
-        places = [file.place for file in self.files if not file.has_records]
-        return {
-            (place.step, place.validate) for place in places if place is not None and place.step is not None
-        }
+        places = [file.place for file in self.files if not file.has_records and file.place is not None]
+        return {(place.step, place.validate) for place in places if place.step is not None}
 
     @cached_property
     def kept_calls(self) -> dict[Key, list[tuple[str | None, str]]]:

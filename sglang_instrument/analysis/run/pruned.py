@@ -60,9 +60,8 @@ def with_pruned(
         seen.update(map(key_of, gone))
         parts.append((files_kept, gone, digest_kept))
     merged = sorted((file for _, gone, _ in parts for file in gone), key=lambda file: in_order(file.path))
-    return merged, join_digests(
-        [(gone, only_files(stored, pruned_digest, gone)) for pruned_digest, gone, stored in parts], merged
-    )
+    digests = [(gone, only_files(of_home, every, gone)) for every, gone, of_home in parts]
+    return merged, join_digests(digests, merged)
 
 
 def pruned_folders(folder: Path) -> list[Path]:
