@@ -102,18 +102,18 @@ def _ends(digest: Digest, files: Sequence[File]) -> Iterator[_End]:
         newest[worker] = max(newest.get(worker, sign_us), sign_us)
     waiting = set(_at_barriers(files))
     for step in sorted({step for step, _ in unclosed}):
-        last = {worker: of_sign for (sign_us, worker), of_sign in signs.items() if sign_us == step}
+        last = {worker: sign_us for (of_step, worker), sign_us in signs.items() if of_step == step}
         ended_here = [
-            ending for ending in last if (step, ending) in unclosed and last[ending] == newest[ending]
+            writer for writer in last if (step, writer) in unclosed and last[writer] == newest[writer]
         ]
         if ended_here:
             progress, missed = _progress(digest, step, last), _missed_report(digest, files, step, last)
             at_work = [
-                ending
-                for ending in ended_here
-                if progress.is_at_work(ending) and (step, ending) not in waiting
+                writer
+                for writer in ended_here
+                if progress.is_at_work(writer) and (step, writer) not in waiting
             ]
-            at_work = [ending for ending in at_work if ending in missed] or at_work
+            at_work = [writer for writer in at_work if writer in missed] or at_work
             yield _End(step, last, progress, at_work, missed)
 
 
