@@ -86,7 +86,7 @@ def test_the_one_that_is_dead_is_told_from_those_that_wait_for_it(tmp_path: Path
 def test_where_all_others_were_done_the_one_at_work_is_named(tmp_path: Path) -> None:
     (finding,) = found_after(tmp_path, 0.95, 0.0)
     assert (finding.cause, finding.step, finding.worker) == ("death", 3, 2)
-    assert finding.sentence.endswith("had completed 15 requests, the others 16")
+    assert "had completed 15 requests, the others 16; silent after request 3-2-" in finding.sentence
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])

@@ -17,6 +17,7 @@ DECODED = {
     "analysis/digests/stored_digest.py": "the manifest of a digest",
     "analysis/executors/ray_tasks.py": "the list of files that a task read",
     "analysis/executors/worker_processes.py": "the list of files that a process read",
+    "analysis/store/kept_lines.py": "lines that `prune` keeps, and writes again as they were",
     "analysis/store/parts.py": "what a part holds",
     "analysis/tables/table.py": "rows of a table that were just written as JSON",
     "cli/commands/demo.py": "what the demo's workers returned",
@@ -24,6 +25,7 @@ DECODED = {
     "collect/collected.py": "the state of a collection, and the manifest of pruned files",
     "collect/on_node.py": "the description of a process; the node may lack msgspec",
     "live/analyst.py": "the answers of a process of ours",
+    "live/outside/stacks.py": "the stacks that py-spy prints",
     "live/finished.py": "the questions to that process",
     "live/serving/counters.py": "counters of an earlier follower",
     "live/terminal/details.py": "the answer of `summary --json`",
@@ -32,6 +34,7 @@ DECODED = {
 TEXTS = {"read_lines", "read_marked", "readable_lines", "whole_lines", "open_log"}
 TEXT_USERS = {
     "analysis/long_runs/prune.py": "keeps the calls of engines, by `records_in`",
+    "analysis/store/kept_lines.py": "keeps lines that are no records as they stand",
     "analysis/run/batch_job.py": "sends marked lines from a node of Ray",
     "analysis/run/newest_records.py": "hands lines to `records_in`",
     "analysis/run/opening.py": "opens files",
