@@ -17,7 +17,7 @@ from sglang_instrument.analysis.tables.column import TYPES, Column
 from sglang_instrument.analysis.tables.registry import all_tables
 from sglang_instrument.analysis.tables.table import Table
 from sglang_instrument.analysis.verdict.detectors import CAUSES
-from sglang_instrument.analysis.verdict.evidence.detector import Cause
+from sglang_instrument.analysis.verdict.evidence.detector import NamedCause
 from sglang_instrument.cli.main import COMMANDS, parser_of
 
 WORDS: Final = {"string": "text", "array": "list"}
@@ -119,7 +119,7 @@ def _code_of(name: str) -> str:
 
 def causes() -> str:
     """Return what the verdict names as a table; causes that one sentence defines share a row."""
-    rows: dict[tuple[str, str], list[Cause]] = {}
+    rows: dict[tuple[str, str], list[NamedCause]] = {}
     for cause in CAUSES.values():
         rows.setdefault((cause.scopes, cause.named_if), []).append(cause)
     lines = [

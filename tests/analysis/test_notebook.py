@@ -86,7 +86,7 @@ def test_requests_are_the_slowest_first_of_the_step_and_worker_asked_for(run: Ru
     mine = run.requests(step=3, worker=1)
     expected = request_table(run.everything).filter(step=3, worker=1, validate=False)
     assert mine["request_id"].to_list() == expected["request_id"].to_list()
-    assert mine.columns[:4] == ["step", "worker", "request_id", "duration_sec"]
+    assert mine.columns[:4] == ["request_id", "step", "worker", "duration_sec"]
     assert len(run.requests()) == 64
     assert run.requests(validate=True).is_empty()  # validations of a made-up run have none
 

@@ -116,8 +116,8 @@ def test_tabs_tell_which_is_chosen_and_follow_the_arrow_keys(page: Browser) -> N
     press(page, Keys.ARROW_RIGHT)
     assert page.js("document.activeElement.id") == "heat-tab-caused_wait_sec"
     chosen = "[...document.querySelectorAll('#heat-tabs [aria-selected=true]')].map(one => one.innerText)"
-    assert page.js(chosen) == ["Blame"]
-    page.until("document.getElementById('chart-heat').getAttribute('aria-label').startsWith('Blame')")
+    assert page.js(chosen) == ["Caused wait"]
+    page.until("document.getElementById('chart-heat').getAttribute('aria-label').startsWith('Caused wait')")
 
 
 def test_each_chart_says_what_it_shows(page: Browser) -> None:

@@ -57,12 +57,12 @@ R.tailMark = (last, time) => {
 R.heatOf = "arrival_sec";
 R.HEAT_NAMES = {
   arrival_sec: "Arrival at the barriers",
-  caused_wait_sec: "Waiting that it caused",
+  caused_wait_sec: "Caused wait at the barriers",
   wait_sec: "Waiting at the barriers",
 };
 R.HEAT_WORDS = {
   arrival_sec: "arrived %{text} after the first",
-  caused_wait_sec: "to blame for %{text}",
+  caused_wait_sec: "caused %{text} of waiting",
   wait_sec: "waited %{text}",
 };
 
@@ -133,7 +133,7 @@ R.blameTable = () => {
   };
   const columns = [
     ["worker", (row) => row.worker, (worker) => `worker ${worker}`],
-    ["blame, drawn", null, meter],
+    ["caused wait, drawn", null, meter],
     ["caused wait", (row) => row.caused_wait_sec, R.alike],
     ["saved if it alone were faster", (row) => row.possible_saving_sec, R.alike],
     ["waited", (row) => row.wait_sec, R.alike],
