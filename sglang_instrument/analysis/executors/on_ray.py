@@ -14,11 +14,12 @@ from sglang_instrument import __version__
 from sglang_instrument.analysis.executors.batches import in_order, join_results, split_files, weight
 from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress
 from sglang_instrument.analysis.executors.files_on_nodes import FilesOnNodes, cluster_at, where_on_nodes
+from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.ray_tasks import Packed, combine, read_batch, unpack
 from sglang_instrument.analysis.executors.worker_processes import SETTINGS
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import logs_among, others_among
-from sglang_instrument.analysis.store.kept_lines import KEPT_LINES, KEPT_RECORDS
+from sglang_instrument.analysis.store.kept_lines import gather_files
 from sglang_instrument.collect import on_node
 from sglang_instrument.collect.by_ray import RayNode, RayNodes
 from sglang_instrument.collect.collected import PRUNED
@@ -28,7 +29,6 @@ from sglang_instrument.safe_files.folder import SafeFolder
 #: The folders that an executor copies to this machine whole, if they are among those it reads.
 SMALL: Final = ("processes", PRUNED)
 _SETTINGS: Final = {name: value for name, value in SETTINGS.items() if name != "PYTHONSAFEPATH"}
-_RECORDS: Final = (KEPT_RECORDS, KEPT_LINES)  # of `prune`: too large to bring for each answer
 _MOST_NAMED: Final = 4
 _FAN_IN: Final = 16  # results that a task puts together
 _MOST_NODES: Final = 128  # threads that wait, each for a node
@@ -88,11 +88,14 @@ class RayExecutor:
         """Return the files as read and the job's tables, sorted by `source`.
 
         What a node that dies shared with others is read again there. What only it held is returned as files
-        that could not be read.
+        that could not be read. What `prune` kept of deleted files lies on this machine, and is read here.
         """
         counter = _Counter(len(files), progress)
         parts: list[BatchResult] = []
-        left = list(files)
+        left = [file for file in files if file.part is None]
+        if deleted := [file for file in files if file.part is not None]:
+            parts.append(LocalExecutor(self.home).read(deleted, job))
+            counter.add(len(deleted))
         while left:
             shares, gone = self._share_out(left)
             parts += [([self._unreadable(file)], {}) for file in gone]
@@ -108,7 +111,8 @@ class RayExecutor:
         """Return a folder of this machine with these log files; those that are missing in it are brought."""
         self._scratch = self._scratch or tempfile.TemporaryDirectory()
         folder = Path(self._scratch.name)
-        missing = [file.path for file in files if not (folder / file.path).exists()]
+        gather_files(self.home, [file for file in files if file.part is not None], folder)
+        missing = [file.path for file in files if not (folder / file.path).exists() and file.part is None]
         with contextlib.suppress(OSError):  # the reader says which file is missing
             self._files.bring(missing, folder)
         return folder
@@ -277,7 +281,7 @@ class RayExecutor:
         """Keep in `home` what it needs of the nodes: descriptions of processes, and what `prune` kept."""
         held = self._files.held
         described = [path for path in held if path.startswith("processes/") and path.endswith(".json")]
-        of_prune = [path for path in held if path.startswith(f"{PRUNED}/") and not path.endswith(_RECORDS)]
+        of_prune = [path for path in held if path.startswith(f"{PRUNED}/")]
         self._forget_all_but({*described, *of_prune})
         for path in of_prune:  # a folder that cannot be brought as a whole is reported as unreadable
             SafeFolder(self.home).split(path)[0].make()
