@@ -58,17 +58,20 @@ def _gpus() -> list[str]:
 
 def _started_in() -> Path:
     """Return the folder of the program, or the current one."""
-    program = sys.argv[0] if sys.argv else ""
-    return Path(program).absolute().parent if os.path.isfile(program) else Path.cwd()  # noqa: PTH113 - no Path of ""
+    program = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".")
+    try:
+        return program.absolute().parent if _is_file(program) else Path.cwd()
+    except OSError:  # the current folder was deleted
+        return Path("/")
 
 
 def commit_of(folder: Path) -> str | None:
     """Return the commit that is checked out in the Git repository around a folder; None without one."""
     for place in (folder, *folder.parents):
         git = place / ".git"
-        if git.is_file():  # of a worktree or a submodule
+        if _is_file(git):  # of a worktree or a submodule
             git = place / _read(git).removeprefix("gitdir:").strip()
-        if (git / "HEAD").is_file():
+        if _is_file(git / "HEAD"):
             return _head_of(git)
     return None
 
@@ -96,6 +99,11 @@ def _names(folder: Path, begin: str) -> list[str]:
     return sorted(
         name for name in names if name.startswith(begin) and (not begin or name[len(begin) :].isdigit())
     )
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a file is there and may be looked at; `Path.is_file` raises where that is forbidden."""
+    return os.path.isfile(path)  # noqa: PTH113 - for this reason
 
 
 def _read(path: Path) -> str:

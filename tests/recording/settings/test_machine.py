@@ -45,3 +45,15 @@ def test_no_commit_is_no_error(tmp_path):
     assert machine.commit_of(tmp_path) is None
     (tmp_path / ".git").write_text("gitdir: nowhere")
     assert machine.commit_of(tmp_path) is None
+
+
+def test_a_folder_that_may_not_be_entered_or_is_gone_is_no_error(tmp_path, monkeypatch):
+    def forbidden(path):
+        raise PermissionError(13, "not for you", path)
+
+    monkeypatch.setattr(machine.Path, "is_file", forbidden)
+    monkeypatch.setattr(machine.Path, "cwd", lambda: forbidden("."))
+    monkeypatch.setattr(machine.sys, "argv", ["-c"])
+    machine.described.cache_clear()
+    assert "cores" in machine.described()
+    machine.described.cache_clear()
