@@ -22,6 +22,9 @@ KEYS: Final = (
     "phase",
 )
 
+#: Keys of a file in `processes/`: of a process with many workers, only the file of the first has them.
+CONFIGURATION: Final = "configuration"
+CONFIGURATION_LEFT_OUT: Final = "configuration_left_out"
 LOG_OPENED: Final = "log_opened"
 STEP_CLOSED: Final = "step_closed"
 LOG_CLOSED: Final = "log_closed"

@@ -161,10 +161,10 @@ def test_without_a_follower_the_last_request_is_named(stand_still, capsys):
 
 def test_the_frame_is_the_programs_own():
     stack = (
-        "/work/train.py:9 main",
-        "/work/reward.py:4 score",
+        "/project/train.py:9 main",
+        "/project/reward.py:4 score",
         "/usr/lib/python3.11/re/__init__.py:166 match",
     )
-    assert place_in(stack) == "/work/reward.py:4 score"
+    assert place_in(stack) == "/project/reward.py:4 score"
     assert place_in(stack[-1:]) == stack[-1]
     assert place_in(()) is None

@@ -25,6 +25,8 @@ from sglang_instrument.regular_files import demand_regular, write_anew
 _MOST_OPEN: Final = 16
 # Read access, too: the file's last byte shows whether its last line is complete.
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+#: What is too large for the files of all workers of a process.
+_ONCE_A_PROCESS: Final = frozenset({schema.CONFIGURATION, schema.CONFIGURATION_LEFT_OUT})
 #: How often a process that keeps recording rewrites its file in `processes/`.
 NEWS_EVERY_SEC: Final = 10.0
 QUIET_SEC: Final = 1.0  # after this long without a record it does so at once: the process may be killed next
@@ -181,6 +183,7 @@ class Files:
         """Write the description of this process for each of these claims, made once for all of them."""
         self._silent_about = None
         facts: dict[str, Any] = {}
+        first = next((name for _, _, name in self._claims.held()), None)
         for role, rank, name in claims:
             path = self._folder / "processes" / f"{name}.json"
             new = path.with_name(f".{path.name}.{os.getpid()}")
@@ -188,7 +191,9 @@ class Files:
                 facts = facts or {"role": "", "rank": 0, **self._described(), "log_closed": log_closed}
                 facts |= {"role": role, "rank": rank}
                 path.parent.mkdir(parents=True, exist_ok=True)
-                content = orjson.dumps(facts, option=orjson.OPT_INDENT_2)
+                once = _ONCE_A_PROCESS if name != first else frozenset()
+                described = {key: value for key, value in facts.items() if key not in once}
+                content = orjson.dumps(described, option=orjson.OPT_INDENT_2)
                 write_anew(new, content)
                 new.replace(path)
                 self.described[os.fsencode(path)] = content

@@ -9,12 +9,13 @@ import enum
 import math
 import re
 import types
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from sglang_instrument.recording.safety.static_lookup import class_entry, entries, stored_attribute
+from sglang_instrument.schema import CONFIGURATION, CONFIGURATION_LEFT_OUT
 
 #: Names of settings whose string is a word of the framework, such as a policy, a data type or a backend.
 WORDS: Final = frozenset(
@@ -42,8 +43,9 @@ WORDS: Final = frozenset(
 _MOST_BYTES: Final = 32_000  # of names and values; the file in `processes/` has 64 kB
 _MOST_DEPTH: Final = 12
 _MOST_LOOKED_AT: Final = 20_000
-_MOST_ITEMS: Final = 16  # of a list of numbers
-_MOST_SETTINGS_OBJECTS: Final = 8
+_MOST_ITEMS: Final = 16  # of a list
+_MOST_KEPT: Final = 8  # objects with different settings
+_MOST_READ: Final = 64  # objects: a trainer may make a new one for each step
 _LARGEST: Final = 2**53
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 # Segments in one case, or with one capital at the beginning: bfloat16, fp8_e4m3, token-mean, AdamW, EAGLE.
@@ -63,9 +65,39 @@ _SECRET_SHAPE: Final = re.compile(
 _MARKS: Final = ("__dataclass_fields__", "__pydantic_fields__", "__attrs_attrs__")
 _CONFIGURES: Final = re.compile(r"(Config|Configuration|Args|Arguments|Options|Params|Parameters|Settings)$")
 
-_configuration: dict[str, dict[str, Any]] = {}
-_left_out: dict[str, int] = {}
-_seen: set[tuple[str, int]] = set()
+
+@dataclass
+class Settings:
+    """The settings of an object.
+
+    Attributes:
+        values: The settings by their dotted names.
+        left_out: How many settings, and lists and objects as a whole, were over a limit. Texts that may not
+            be logged do not count.
+        first_left_out: The name of the first of them.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    left_out: int = 0
+    first_left_out: str | None = None
+    _bytes: int = 0
+
+    def add(self, name: str, value: Any) -> None:
+        """Keep a setting, unless the file of the process would get too large."""
+        self._bytes += len(name) + 12
+        if self._bytes > _MOST_BYTES:
+            self.leave_out(name)
+        else:
+            self.values[name] = value
+
+    def leave_out(self, name: str) -> None:
+        """Count what is over a limit."""
+        self.left_out += 1
+        self.first_left_out = self.first_left_out or name
+
+
+_configuration: dict[str, Settings] = {}
+_read: set[tuple[str, int]] = set()  # name and id of each object
 
 
 def keep_settings(name: str, settings: Any) -> None:
@@ -76,87 +108,87 @@ def keep_settings(name: str, settings: Any) -> None:
         settings: A dict, a dataclass, a namespace, an OmegaConf configuration ... or anything else, which has
             none.
     """
-    if (name, id(settings)) in _seen:  # a trainer hands over the same object in each step
+    # A trainer hands over the same object in each step.
+    if (name, id(settings)) in _read or len(_read) >= _MOST_READ:
         return
-    _seen.add((name, id(settings)))
-    values, left_out = settings_in(settings)
-    if not values or values in _configuration.values() or len(_configuration) >= _MOST_SETTINGS_OBJECTS:
+    _read.add((name, id(settings)))
+    read = settings_in(settings)
+    is_known = any(read.values == known.values for known in _configuration.values())
+    if not read.values or is_known or len(_configuration) >= _MOST_KEPT:
         return
     number, free = 1, name
     while free in _configuration:
         number += 1
         free = f"{name}_{number}"
-    _configuration[free] = values
-    if left_out:
-        _left_out[free] = left_out
+    _configuration[free] = read
 
 
 def forget_settings() -> None:
     """Forget all settings, as `uninstall()` does."""
     _configuration.clear()
-    _seen.clear()
-    _left_out.clear()
+    _read.clear()
 
 
 def described_configuration() -> dict[str, Any]:
     """Return what the file of a process says of its settings: nothing where none were seen."""
-    if not _configuration:
-        return {}
-    described: dict[str, Any] = {"configuration": dict(_configuration)}
-    if _left_out:  # over the limit on bytes; strings that may not be logged are not counted
-        described["configuration_left_out"] = dict(_left_out)
-    return described
+    kept = dict(_configuration)  # another thread may add to it
+    left_out = {
+        name: {"count": settings.left_out, "first": settings.first_left_out}
+        for name, settings in kept.items()
+        if settings.left_out
+    }
+    values = {name: settings.values for name, settings in kept.items()}
+    return {
+        **({CONFIGURATION: values} if values else {}),
+        **({CONFIGURATION_LEFT_OUT: left_out} if left_out else {}),
+    }
 
 
-def settings_in(settings: Any) -> tuple[dict[str, Any], int]:
-    """Return the settings of an object by dotted name, and how many did not fit into the limit.
+def settings_in(holder: Any) -> Settings:
+    """Return the settings of an object.
 
-    No code of the object runs: its attributes are read as they are stored, without properties.
+    No code of the object runs: its attributes are read as they are stored, without properties. They are read
+    level by level, so that a limit costs the deepest settings first.
     """
-    values: dict[str, Any] = {}
-    size, left_out = 0, 0
-    for name, value in _walk(settings):
-        size += len(name) + 12
-        if size > _MOST_BYTES:
-            left_out += 1
-        else:
-            values[name] = value
-    return values, left_out
-
-
-def _walk(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values, level by level, so that a limit costs the deepest settings first."""
-    level: list[tuple[str, Any]] = [("", settings)]
+    settings = Settings()
+    level: list[tuple[str, Any]] = [("", holder)]
     seen: set[int] = set()  # configurations may refer to one another in a circle
-    looked_at = 0
-    for _ in range(_MOST_DEPTH):
+    looked_at = depth = 0
+    while level:
         below: list[tuple[str, Any]] = []
-        for path, holder in level:
-            if id(holder) in seen:
+        for path, container in level:
+            if id(container) in seen:
                 continue
-            seen.add(id(holder))
-            for key, stored in _items(holder):
-                looked_at += 1
-                if looked_at > _MOST_LOOKED_AT:
-                    return
-                name, value = f"{path}.{key}" if path else key, _content(stored)
+            seen.add(id(container))
+            stored = _stored_in(container)
+            items = _items(stored)
+            looked_at += len(items)
+            if len(stored) > _MOST_ITEMS and type(stored) in (list, tuple):
+                settings.leave_out(path)
+                continue
+            if items and (depth == _MOST_DEPTH or looked_at > _MOST_LOOKED_AT):
+                settings.leave_out(path)
+                continue
+            for key, leaf in items:
+                name, value = f"{path}.{key}" if path else key, _content(leaf)
                 if _is_setting(key, value):
-                    yield name, value
-                elif not (isinstance(value, str) or _SECRET_NAME.search(key)):
+                    settings.add(name, value)
+                elif not (issubclass(type(value), str) or _SECRET_NAME.search(key)):
                     below.append((name, value))
         level = below
+        depth += 1
+    return settings
 
 
-def _items(holder: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values that a container of settings stores; none of anything else."""
-    stored = _stored_in(holder)
+def _items(stored: Any) -> list[tuple[str, Any]]:
+    """Return the names and values of what a container stores; of a list the first ones, by their numbers."""
     if type(stored) in (list, tuple):
-        if len(stored) <= _MOST_ITEMS:
-            yield from ((str(number), value) for number, value in enumerate(stored))
-        return
-    for key, value in list(stored.items()):
-        if type(key) is str and _NAME.fullmatch(key) and not _SECRET_SHAPE.search(key):
-            yield key, value
+        return [(str(number), value) for number, value in enumerate(stored[:_MOST_ITEMS])]
+    return [
+        (key, value)
+        for key, value in list(stored.items())
+        if type(key) is str and _NAME.fullmatch(key) and not _SECRET_SHAPE.search(key)
+    ]
 
 
 def _stored_in(holder: Any) -> Any:
@@ -191,7 +223,7 @@ def _resolved_by_sglang(server_args: Any) -> dict[str, Any]:
 
 def _content(value: Any) -> Any:
     """Return what an enum or a leaf of OmegaConf holds; anything else as it is."""
-    if isinstance(value, enum.Enum):
+    if issubclass(type(value), enum.Enum):  # isinstance() would ask a mock for its class
         return entries(value).get("_value_")
     if _is_omegaconf(type(value)) and "_val" in entries(value):
         return entries(value)["_val"]

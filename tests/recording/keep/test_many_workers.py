@@ -6,6 +6,7 @@ import json
 import sglang_instrument
 from sglang_instrument import bind, event, span, step
 from sglang_instrument.analysis import read_processes
+from sglang_instrument.recording.settings.configuration import keep_settings
 
 
 def events_of(records):
@@ -97,3 +98,17 @@ def test_status_has_the_newest_counts_for_each_worker_of_a_process(install):
     assert second["records"] != {"recorded": 9}
     assert [read[name]["records"] for name in ("worker_0", "worker_1")] == [{"recorded": 9}] * 2
     assert [read[name]["rank"] for name in ("worker_0", "worker_1")] == [0, 1]
+
+
+def test_the_settings_of_a_process_stand_in_the_file_of_its_first_worker_alone(install, tmp_path):
+    install(log_dir=tmp_path, experiment="run")
+    keep_settings("config", {"batch": 8})
+    for worker in range(3):
+        with bind(worker=worker), step(1), span("total_step_duration"):
+            pass
+    sglang_instrument.uninstall()
+    described = [json.loads(path.read_text()) for path in (tmp_path / "run/processes").glob("*.json")]
+    assert len(described) == 3
+    assert [process["configuration"] for process in described if "configuration" in process] == [
+        {"config": {"batch": 8}}
+    ]

@@ -74,7 +74,7 @@ def forgotten():
 
 
 def values_of(settings):
-    return settings_in(settings)[0]
+    return settings_in(settings).values
 
 
 def test_a_dataclass_gives_numbers_words_and_what_lies_in_it_under_dotted_names():
@@ -172,9 +172,9 @@ def test_circles_objects_and_ten_thousand_keys_end_within_the_limit():
     circle["again"] = circle
     assert values_of(circle) == {"n": 1}
     assert values_of({"thing": object(), "function": print, "kind": int, "module": json}) == {}
-    values, left_out = settings_in({f"setting_{number}": number for number in range(10_000)})
-    assert left_out == 10_000 - len(values)
-    assert len(json.dumps(values, indent=2)) < 64_000 * 0.75
+    many = settings_in({f"setting_{number}": number for number in range(10_000)})
+    assert many.left_out == 10_000 - len(many.values)
+    assert len(json.dumps(many.values, indent=2)) < 64_000 * 0.75
     deep: Any = {"n": 1}
     for _ in range(1000):
         deep = {"deeper": deep}
@@ -206,3 +206,29 @@ def test_objects_are_not_kept_alive():
     config = Config()
     keep_settings("config", config)
     assert [holder for holder in gc.get_referrers(config) if holder is not globals()] == []
+
+
+def test_what_is_over_a_limit_is_counted_and_the_first_of_it_named():
+    deep: Any = {"n": 1}
+    for _ in range(20):
+        deep = {"deeper": deep}
+    keep_settings("args", {"n": 1, "sizes": list(range(100)), "deep": deep, "few": [1, 2]})
+    described = described_configuration()
+    assert described["configuration"]["args"] == {"n": 1, "few.0": 1, "few.1": 2}
+    assert described["configuration_left_out"] == {"args": {"count": 2, "first": "sizes"}}
+
+
+def test_a_trainer_that_makes_a_new_object_for_each_step_is_read_a_bounded_number_of_times():
+    holders = [{"n": 1, "step": step} for step in range(200)]
+    for holder in holders:
+        keep_settings("args", holder)
+    assert len(described_configuration()["configuration"]) == 8
+
+
+def test_a_mock_is_not_asked_for_its_class():
+    class Sly:
+        @property
+        def __class__(self):
+            raise AssertionError("it was asked")
+
+    assert values_of({"sly": Sly(), "n": 1}) == {"n": 1}
