@@ -18,6 +18,7 @@ from own_group import run_in_group
 from taught_results import taught_results
 
 from sglang_instrument.analysis.answers.join import joined_calls
+from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.run.opening import open_run
 from sglang_instrument.analysis.verdict.verdict import Finding, findings_of
 from sglang_instrument.demo.faults import BLOCK_SEC, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC
@@ -145,6 +146,23 @@ def test_each_file_begins_with_its_header_and_holds_one_closed_step(
 def test_a_run_has_no_other_step_folders(whole: DemoRun) -> None:
     names = {path.name for path in whole.folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
     assert names == {"step_1", "step_2", "step_3", "validate_3", "engine", "processes", "output"}
+
+
+def test_processes_hold_the_settings_of_the_engine_as_sglang_resolved_them(whole: DemoRun) -> None:
+    for name in ("worker_0", "scheduler_0_tp0"):
+        described = json.loads((whole.folder / "processes" / f"{name}.json").read_text())
+        settings = described["configuration"]["server_args"]
+        assert settings["tp_size"] == 1
+        assert settings["sampling_backend"] == "pytorch"  # the demo asks for none
+        assert "model_path" not in settings
+        assert described["machine"]["cores"] > 0
+
+
+def test_schedulers_record_how_full_they_are_while_they_run_batches(whole: DemoRun) -> None:
+    gauges = gauge_table(open_run(whole.folder))
+    assert set(gauges["scheduler"]) == {f"scheduler_{worker}_tp0" for worker in WORKERS}
+    assert gauges["batch_size"].min() >= 1
+    assert 0 <= gauges["kv_cache_used_share"].min() <= gauges["kv_cache_used_share"].max() <= 1
 
 
 def test_the_parts_of_a_step_add_up_to_the_step(whole: DemoRun) -> None:

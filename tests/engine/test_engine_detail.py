@@ -17,16 +17,16 @@ from sglang_instrument.recording.measure import identity
 identity.learn("scheduler", None, 1)
 print(identity.file_name("scheduler", identity.process_worker()))
 """
-ALWAYS, BATCHES = "sglang/engine", "sglang/batches"
-REQUESTS = {"sglang/requests", "sglang/weights"}
+ALWAYS, BATCHES = {"sglang/engine", "sglang/settings"}, "sglang/batches"
+REQUESTS = {"sglang/requests", "sglang/weights", "sglang/gauges"}
 
 
 @pytest.mark.parametrize(
     ("detail", "applied"),
     [
-        ("off", {ALWAYS}),
-        ("requests", {ALWAYS, *REQUESTS}),
-        ("batches", {ALWAYS, *REQUESTS, BATCHES}),
+        ("off", ALWAYS),
+        ("requests", ALWAYS | REQUESTS),
+        ("batches", {*ALWAYS, *REQUESTS, BATCHES}),
     ],
 )
 def test_tables_are_applied_as_far_as_the_setting_goes(install, detail, applied):

@@ -131,13 +131,13 @@ def forget_settings() -> None:
 
 def described_configuration() -> dict[str, Any]:
     """Return what the file of a process says of its settings: nothing where none were seen."""
-    kept = dict(_configuration)  # another thread may add to it
+    known = dict(_configuration)  # another thread may add to it
     left_out = {
         name: {"count": settings.left_out, "first": settings.first_left_out}
-        for name, settings in kept.items()
+        for name, settings in known.items()
         if settings.left_out
     }
-    values = {name: settings.values for name, settings in kept.items()}
+    values = {name: settings.values for name, settings in known.items()}
     return {
         **({CONFIGURATION: values} if values else {}),
         **({CONFIGURATION_LEFT_OUT: left_out} if left_out else {}),
