@@ -153,7 +153,7 @@ def test_processes_hold_the_settings_of_the_engine_as_sglang_resolved_them(whole
         described = json.loads((whole.folder / "processes" / f"{name}.json").read_text())
         settings = described["configuration"]["server_args"]
         assert settings["tp_size"] == 1
-        assert settings["sampling_backend"] == "pytorch"  # the demo asks for none
+        assert settings["load_balance_method"] == "round_robin"  # SGLang resolved "auto" to it
         assert "model_path" not in settings
         assert described["machine"]["cores"] > 0
 
