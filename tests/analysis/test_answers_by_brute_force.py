@@ -171,7 +171,7 @@ def test_lengths_of_a_step_are_those_of_all_its_requests(made: Made) -> None:
         assert (row["min_tokens"], row["max_tokens"]) == (min(tokens), max(tokens))
         assert row["mean_tokens"] == pytest.approx(sum(tokens) / len(tokens))
         assert row["p95_tokens"] == pytest.approx(quantile(tokens, 0.95))
-        assert row["capped_share"] == pytest.approx(sum(one.cut for one in mine) / len(mine))
+        assert row["capped_share"] == pytest.approx(sum(request.cut for request in mine) / len(mine))
         longest = max(length(each) for (of, _), each in made.items() if of == step) * TICK_US / 1e6
         assert row["tokens_per_sec"] == pytest.approx(sum(tokens) / longest, rel=1e-4)
     assert not table

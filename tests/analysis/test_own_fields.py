@@ -175,7 +175,7 @@ def test_a_field_of_another_type_costs_itself_and_no_other_field():
     ]
     lines = decode(b"\n".join(b'{"event":"a",' + STAMP + line + b"}" for line in odd), Rejects())
     fields = [typed(line.extra, ColumnFields) for line in lines]
-    assert [(one.request_id, one.turn, one.reward) for one in fields] == [
+    assert [(known.request_id, known.turn, known.reward) for known in fields] == [
         ("a", None, 1.5),
         (7, 2, None),
         (None, None, None),

@@ -41,19 +41,19 @@ def test_a_row_a_week_sums_up_its_steps(run: Run) -> None:
     first, second = run.summary(by="week").to_dicts()
     assert (first["period"], first["begin"].isoformat()) == ("2026-W02", "2026-01-05")
     assert (second["period"], second["begin"].isoformat()) == ("2026-W03", "2026-01-12")
-    for row, own in ((first, steps[:3]), (second, steps[3:])):
-        took = [one["duration_sec"] for one in own]
-        wall_sec = sum(one["to_next_step_sec"] for one in own)
-        tokens = sum(one["response_tokens"] for one in own)
-        assert row["steps"] == len(own)
-        assert row["requests"] == sum(one["requests"] for one in own)
+    for row, its_steps in ((first, steps[:3]), (second, steps[3:])):
+        took = [step["duration_sec"] for step in its_steps]
+        wall_sec = sum(step["to_next_step_sec"] for step in its_steps)
+        tokens = sum(step["response_tokens"] for step in its_steps)
+        assert row["steps"] == len(its_steps)
+        assert row["requests"] == sum(step["requests"] for step in its_steps)
         assert row["p50_sec"] == pytest.approx(statistics.median(took))
         assert row["p90_sec"] == pytest.approx(statistics.quantiles(took, n=10, method="inclusive")[8])
         assert row["wall_sec"] == pytest.approx(wall_sec)
         assert row["tokens_per_sec"] == pytest.approx(tokens / wall_sec)
         assert row["slowest_sec"] == max(took)
-        assert row["slowest_step"] == max(own, key=lambda one: one["duration_sec"])["step"]
-        engine = sum(one["engine_sec"] for one in own) / wall_sec
+        assert row["slowest_step"] == max(its_steps, key=lambda step: step["duration_sec"])["step"]
+        engine = sum(step["engine_sec"] for step in its_steps) / wall_sec
         assert row["share_engine"] == pytest.approx(engine)
         assert sum(sec for name, sec in row.items() if name.startswith("share_")) == pytest.approx(1.0)
     assert (first["restarts"], second["restarts"]) == (0, 1)

@@ -198,10 +198,10 @@ def test_lines_of_all_kinds_outlive_their_file(run: Path, ending: str) -> None:
     assert_frame_equal(after.read_records(2, texts=True), records, categorical_as_str=True)
     assert (after.health.torn, after.health.foreign) == (health.torn, health.foreign)
     [file] = [file for file in after.files if file.path == f"step_2/worker_0{ending}"]
-    kept = b"".join(after.read_lines(file))
-    assert b"16:00:01.000001+08:00" in kept
-    assert b"no JSON" in kept
-    assert b"yesterday" in kept
+    text = b"".join(after.read_lines(file))
+    assert b"16:00:01.000001+08:00" in text
+    assert b"no JSON" in text
+    assert b"yesterday" in text
 
 
 def test_what_earlier_versions_pruned_without_its_records_still_answers(

@@ -132,9 +132,9 @@ def test_slices_of_time_add_up_to_the_run(tmp_path: Path, capsys: pytest.Capture
         told = answer(capsys, "servers", folder, "--step", 2, slices)
         assert len(told["over_time"]) == 2 * (5 if "5" in slices else 12)
         for row in whole["servers"]:
-            own = [one for one in told["over_time"] if one["server"] == row["server"]]
-            assert sum(one["calls"] for one in own) == row["calls"]
-            loads = sum(one["mean_in_flight"] * (one["to_sec"] - one["from_sec"]) for one in own)
+            parts = [part for part in told["over_time"] if part["server"] == row["server"]]
+            assert sum(part["calls"] for part in parts) == row["calls"]
+            loads = sum(part["mean_in_flight"] * (part["to_sec"] - part["from_sec"]) for part in parts)
             assert loads == pytest.approx(row["call_sec"], rel=1e-3)
     by_step = answer(capsys, "servers", folder, "--over-time")["over_time"]
     assert [(row["step"], row["server"]) for row in by_step] == [

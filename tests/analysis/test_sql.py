@@ -75,11 +75,11 @@ def test_log_and_dataset_give_the_same_answer_which_is_polars_own(logs, run):
 def test_a_large_log_is_read_once(logs, monkeypatch):
     monkeypatch.setattr("sglang_instrument.analysis.store.homes._WORTHWHILE_BYTES", 1000)
     first = open_run(logs).sql(P99)
-    kept = list((logs / ".store/parts").rglob("records.parquet"))
-    assert kept
-    times = [path.stat().st_mtime_ns for path in kept]
+    parts = list((logs / ".store/parts").rglob("records.parquet"))
+    assert parts
+    times = [path.stat().st_mtime_ns for path in parts]
     assert open_run(logs).sql(P99).equals(first)
-    assert [path.stat().st_mtime_ns for path in kept] == times
+    assert [path.stat().st_mtime_ns for path in parts] == times
 
 
 def test_every_table_is_there_even_without_rows(run):

@@ -223,16 +223,16 @@ def test_a_command_writes_when_it_has_printed_its_answer(
 def test_several_processes_and_batches_read_the_same_as_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = open_run(folder, cached=False)
+    single = open_run(folder, cached=False)
     monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
     monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 20_000)
     monkeypatch.setattr(local, "_cores", lambda: 3)
     several = open_run(folder, cached=False)
-    assert one.health == several.health
-    assert_same(one.digest, several.digest)
+    assert single.health == several.health
+    assert_same(single.digest, several.digest)
     assert several.digest.steps.sort("source")["source"].is_sorted()
-    assert one.digest.requests["source"].equals(several.digest.requests["source"])
-    assert isinstance(one.digest.steps, pl.DataFrame)
+    assert single.digest.requests["source"].equals(several.digest.requests["source"])
+    assert isinstance(single.digest.steps, pl.DataFrame)
 
 
 @pytest.mark.parametrize(

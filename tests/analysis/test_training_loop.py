@@ -139,8 +139,8 @@ def test_rewards_are_exposed_where_nothing_else_goes_on_and_hidden_elsewhere(tmp
     ]
     made = MadeLoop(steps_of((WAIT, 14), ("trainer_reward", 2), (TRAIN, 4), times=2), requests)
     steps = loop_in(write_loop(tmp_path, made)).steps()
-    told = steps.select("reward_sec", "reward_alone_sec", "reward_overlapped_sec").rows()
-    assert [[round(sec / SEC) for sec in row] for row in told] == [[9, 5, 4], [4, 4, 0]]
+    rows = steps.select("reward_sec", "reward_alone_sec", "reward_overlapped_sec").rows()
+    assert [[round(sec / SEC) for sec in row] for row in rows] == [[9, 5, 4], [4, 4, 0]]
 
 
 def test_without_a_reward_in_the_log_its_seconds_are_not_known(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def test_a_cause_that_costs_half_of_its_step_is_the_first_finding(name: str, tmp
     shape = replace(kind.shape(0), requests=FEW)
     cause = sized(kind, shape, 0.5)
     run = open_run(write_run(tmp_path / "run", shape, [cause]), cached=False)
-    found = findings_of(run, over=True)
-    assert is_right(found[0], cause)
-    assert {(one.step, one.worker) for one in accused(found)} <= {
+    findings = findings_of(run, over=True)
+    assert is_right(findings[0], cause)
+    assert {(finding.step, finding.worker) for finding in accused(findings)} <= {
         (cause.place[0], worker) for worker in workers_of(cause)
     }
-    assert found[0].advice
+    assert findings[0].advice
     assert_the_order_of_detectors_changes_nothing(run)
 
 
@@ -67,7 +67,10 @@ def assert_the_order_of_detectors_changes_nothing(run: Run) -> None:
 
 def plain(answers: Findings) -> list[tuple[Finding, list[Any]]]:
     """Return findings with the time that each explains, so that they can be compared."""
-    pairs = [(one.finding, one.calls) if isinstance(one, Explained) else (one, None) for one in answers]
+    pairs = [
+        (answer.finding, answer.calls) if isinstance(answer, Explained) else (answer, None)
+        for answer in answers
+    ]
     return [
         (finding, [] if calls is None else calls.select("row", "excess_sec").sort("row").rows())
         for finding, calls in pairs

@@ -166,10 +166,10 @@ def _head(snapshot: Snapshot) -> Text:
 
 
 def _problems(snapshot: Snapshot) -> Text:
-    told = [words.problem(one, snapshot.until_us) for one in snapshot.problems]
-    if len(told) > _PROBLEMS:
-        told = [*told[: _PROBLEMS - 1], f"{len(told) - _PROBLEMS + 1} more problems"]
-    return Text("\n".join(told), "bold red")
+    lines = [words.problem(problem, snapshot.until_us) for problem in snapshot.problems]
+    if len(lines) > _PROBLEMS:
+        lines = [*lines[: _PROBLEMS - 1], f"{len(lines) - _PROBLEMS + 1} more problems"]
+    return Text("\n".join(lines), "bold red")
 
 
 def _ledger(snapshot: Snapshot, width: int) -> Text:

@@ -105,9 +105,11 @@ def test_a_record_counts_open_spans_and_says_where_the_requests_are(now):
     assert (line["event"], line["step"], line["workid"]) == ("open_now", 4, 1)
     assert line["extra"]["open"] == {"request": 4, "turn": 3, "tool": 2}
     assert line["extra"]["requests"] == {"request": 1, "turn": 2, "tool": 1}
+    requests = line["extra"]["oldest"]
+    assert [request["event"] for request in requests if "in_sec" not in request] == ["request"]
+    assert all(0 <= request["in_sec"] <= request["age_sec"] for request in requests[:-1])
     oldest = [
-        {key: value for key, value in {**one, "age_sec": None}.items() if key != "in_sec"}
-        for one in line["extra"]["oldest"]
+        {**{key: request[key] for key in request if key != "in_sec"}, "age_sec": None} for request in requests
     ]
     assert oldest == [
         {"event": "turn", "request_id": "r0", "turn": 2, "age_sec": None},
@@ -142,7 +144,7 @@ def test_a_request_without_an_id_is_told_from_others_by_its_task(now):
     with bind(step=1):
         (line,) = asyncio.run(run())
     assert line["extra"]["requests"] == {"turn": 3}
-    assert [sorted(one) for one in line["extra"]["oldest"]] == [["age_sec", "event", "in_sec"]] * 3
+    assert [sorted(request) for request in line["extra"]["oldest"]] == [["age_sec", "event", "in_sec"]] * 3
 
 
 def test_the_phase_of_a_persons_own_event_is_said_because_no_record_has_said_it_yet(now):
