@@ -243,8 +243,8 @@ def test_the_next_call_reads_only_what_changed(
     assert told(folder, 60)["health"]["ignored"] == []
     assert again["health"]["foreign"] == 1
     assert again["periods"] == first["periods"]
-    pieces = list((folder / ".store/pieces").iterdir())
-    assert len(pieces) == len(steps) - 1  # those of before are deleted
+    kept = list((folder / ".store/pieces").iterdir())
+    assert len(kept) == len(steps) - 1  # those of before are deleted
 
 
 def test_what_could_not_be_read_beside_a_piece_is_read_again(
