@@ -32,14 +32,14 @@ COLLECTING = """
 import json, sys, time
 from pathlib import Path
 from sglang_instrument.collect.by_ray import RayNodes, connect
-from sglang_instrument.collect.collected import Folder
+from sglang_instrument.collect.collected import CollectedFolder
 from sglang_instrument.collect.gather import gather
 
 address, where, here = sys.argv[1:]
 nodes = RayNodes(connect(address, {}))
-gather("$NODE_DISK/none", nodes, Folder(Path(here + "-warm")), lambda *_: None)
+gather("$NODE_DISK/none", nodes, CollectedFolder(Path(here + "-warm")), lambda *_: None)
 begun = time.perf_counter()
-outcome = gather(where, nodes, Folder(Path(here)), lambda *_: None)
+outcome = gather(where, nodes, CollectedFolder(Path(here)), lambda *_: None)
 took = time.perf_counter() - begun
 assert not outcome.missing, outcome.missing
 reports = outcome.nodes.values()

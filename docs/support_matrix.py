@@ -18,7 +18,7 @@ from sglang_instrument.patching.rewriting.check import check
 from sglang_instrument.patching.rewriting.sites import Site
 from sglang_instrument.patching.tables.about import About, read_abouts
 from sglang_instrument.patching.tables.reading import load_tables
-from sglang_instrument.patching.tables.regions import Table
+from sglang_instrument.patching.tables.regions import PatchTable
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WHEELS: Final = ROOT / ".envs" / "wheels"
@@ -79,7 +79,7 @@ def versions_of(package: str, oldest: str) -> list[str]:
     return sorted((one for one in versions if _key(one) >= _key(oldest)), key=_key)
 
 
-def rows_of(tables: Sequence[Table], package: str, versions: Sequence[str]) -> list[Row]:
+def rows_of(tables: Sequence[PatchTable], package: str, versions: Sequence[str]) -> list[Row]:
     """Return a row an event, after reading each version once."""
     seen: dict[tuple[str, str], dict[str, list[str]]] = {}
     for version in versions:
@@ -94,7 +94,7 @@ def rows_of(tables: Sequence[Table], package: str, versions: Sequence[str]) -> l
     ]
 
 
-def _states(table: Table, sites: Sequence[Site] | None) -> Iterator[tuple[str, str]]:
+def _states(table: PatchTable, sites: Sequence[Site] | None) -> Iterator[tuple[str, str]]:
     """Yield each event and what became of it: lost if any place that should hold it does not.
 
     `sites` is None in a version that has none of the table's modules.
@@ -128,7 +128,7 @@ def _key(version: str) -> tuple[int, ...]:
     return (*numbers, *[0] * (4 - len(numbers)), int(re.match(r"\d+", post)[0]) + 1 if post else 0)  # type: ignore[index]
 
 
-def page(tables: Sequence[Table], versions: dict[str, list[str]], rows: Sequence[Row]) -> Iterator[str]:
+def page(tables: Sequence[PatchTable], versions: dict[str, list[str]], rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of the page."""
     about: dict[str, About] = {one.trainer: one for one in read_abouts()}
     yield TOP

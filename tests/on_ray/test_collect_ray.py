@@ -14,7 +14,7 @@ WAITING = """
     from pathlib import Path
     from sglang_instrument.collect import gather as gathering
     from sglang_instrument.collect.by_ray import RayNodes, connect
-    from sglang_instrument.collect.collected import Folder
+    from sglang_instrument.collect.collected import CollectedFolder
 
     gathering.CHUNK_BYTES = 2**16
     waited = False
@@ -26,7 +26,7 @@ WAITING = """
             print("begun", flush=True)
             sys.stdin.readline()
 
-    folder = Folder(Path(HERE))
+    folder = CollectedFolder(Path(HERE))
     outcome = gathering.gather("$NODE_DISK/run", RayNodes(connect(ADDRESS, {})), folder, progress)
     errors = {name: one.error for name, one in outcome.nodes.items()}
     print(json.dumps([errors, sorted(outcome.missing), [file.target for file in folder.files]]))
