@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ _FEWEST_CALLS: Final = 20  # of fewer, only the median of the seconds a token is
 _ENOUGH_CALLS: Final = 20_000  # to fit four numbers to
 _LEAST_SEC: Final = 1e-9  # that a call is expected to take
 _ROUNDS: Final = 8
+_EQUAL: Final = 1e-9  # a relative difference of errors that rounding makes
 _OUTLIER: Final = 3.0  # a call that takes so many times as long as expected, or as short, is left out
 
 
@@ -142,8 +144,6 @@ def _median_token_sec(calls: pl.DataFrame) -> float:
 
 def _fitted(calls: pl.DataFrame, shared: bool) -> tuple[float, EngineSpeed]:
     """Return the error and the speed that explains calls best."""
-    from scipy.optimize import nnls  # takes half a second to import: only where calls are modelled
-
     group = assign_group_ids(calls, OF_WORKER)[0].to_numpy()
     tokens, context, sec = (calls[name].to_numpy() for name in ("tokens", "context", "sec"))
     crowd = crowds(calls, EngineSpeed(shared=shared).pool)
@@ -155,7 +155,7 @@ def _fitted(calls: pl.DataFrame, shared: bool) -> tuple[float, EngineSpeed]:
         weighed = np.column_stack([parts, sec / pace[group]]) * (usable / expected)[:, None]
         # Of this triangle the least squares are those of all calls, but found much sooner.
         triangle: Any = np.linalg.qr(weighed, mode="r")
-        solved, _ = nnls(triangle[:, :-1], triangle[:, -1])
+        solved = nonnegative_least_squares(triangle[:, :-1], triangle[:, -1])
         expected = np.maximum(parts @ solved, _LEAST_SEC)
         pace = _ratio(np.bincount(group, sec * usable), np.bincount(group, expected * usable))
         usual = np.median(pace)
@@ -163,6 +163,28 @@ def _fitted(calls: pl.DataFrame, shared: bool) -> tuple[float, EngineSpeed]:
         usable = np.abs(np.log(sec / (expected * pace[group]))) < np.log(_OUTLIER)
     error = float(np.median(np.abs(np.log(sec / (expected * pace[group])))))
     return error, EngineSpeed(*solved.tolist())._replace(shared=shared)
+
+
+def nonnegative_least_squares(parts: Array, sums: Array) -> Array:
+    """Return the x >= 0 that minimises |parts @ x - sums|, by trying every choice of the columns that count.
+
+    For four columns these are 15 small systems. `scipy.optimize.nnls` takes half a second to import. Of choices
+    that are equally good, which happens where columns are multiples of each other, the one with the fewest and
+    first columns is taken.
+
+    Args:
+        parts: Rows by a few columns.
+        sums: A number a row.
+    """
+    best, least = np.zeros(parts.shape[1]), float(sums @ sums)
+    for size in range(1, parts.shape[1] + 1):
+        for columns in map(list, combinations(range(parts.shape[1]), size)):
+            weights = np.linalg.lstsq(parts[:, columns], sums, rcond=None)[0]
+            error = float(np.sum((parts[:, columns] @ weights - sums) ** 2))
+            if error < least * (1 - _EQUAL) and (weights >= 0).all():
+                best, least = np.zeros(parts.shape[1]), error
+                best[columns] = weights
+    return best
 
 
 def _ratio(sec: Array, expected: Array) -> Array:
