@@ -26,7 +26,7 @@ def explanation(tables: Iterable[Table]) -> Iterable[tuple[str, str]]:
             yield "", f"A narrow terminal leaves out, in this order: {', '.join(order)}."
         hidden = [column for column in table.columns if not column.terminal]
         if hidden:
-            yield "", f"Only {_places(table)} have:"
+            yield "", f"Only in {_places(table)}:"
         for column in hidden:
             yield column.name, f"{column.meaning}{_in_brackets(column, '')}"
 
@@ -38,8 +38,9 @@ def _meaning(column: Column) -> str:
 
 
 def _in_brackets(column: Column, name: str) -> str:
-    """Return the name, and the unit where the name does not end in it."""
-    unit = "" if column.name.endswith(("_sec", "_us")) else column.unit
+    """Return the name, and the unit if programs read the column and the name does not end in it."""
+    is_read = column.json or column.frame
+    unit = "" if column.name.endswith(("_sec", "_us")) or not is_read else column.unit
     words = ", ".join(filter(None, (name, unit)))
     return f" [{words}]" if words else ""
 
@@ -48,6 +49,15 @@ def _places(table: Table) -> str:
     if table.is_stored:
         return "--json, SQL and the notebook"
     return "--json" if table.make is None else "--json and the notebook"
+
+
+def size(count: float) -> str:
+    """Return bytes as people read them: 812 B, 1.4 MB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
 
 
 def leave_out(columns: Sequence[Column]) -> list[Column]:
@@ -78,6 +88,8 @@ def write(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[tup
 
 def _written(column: Column, cells: Sequence[Cell], scale: float, unit: str) -> tuple[str, list[str]]:
     sizes = [size / scale for size in _sizes(cells)]
+    if column.printed == "bytes":
+        return column.header, [size(cell) if isinstance(cell, int) else _cell(cell, 1.0, 0) for cell in cells]
     if column.printed == "share":
         scale, unit, sizes = 0.01, "%", [size * 100 for size in sizes]
     digits = _digits(column.printed, sizes)

@@ -164,10 +164,7 @@ def _add_arguments(parser: argparse.ArgumentParser, command: ModuleType) -> None
 
 def tables_of(command: ModuleType) -> list[Table]:
     """Return the tables that a command prints."""
-    tables = getattr(command, "TABLES", ())
-    if isinstance(tables, dict):
-        return [Table(name, "", tuple(columns)) for name, columns in tables.items()]
-    return list(tables)
+    return list(getattr(command, "TABLES", ()))
 
 
 def _run_command(name: str, arguments: list[str]) -> int:

@@ -7,55 +7,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
-from sglang_instrument.cli.tables import print_line, print_table
+from sglang_instrument.analysis.tables.profiling.switching import CAPTURES, CHECKS, FILES, OUTCOMES
+from sglang_instrument.cli.answer import Key
+from sglang_instrument.cli.columns import size
+from sglang_instrument.cli.tables import print_line, print_rows
 from sglang_instrument.profilers.from_outside.checking import CheckResult
 from sglang_instrument.profilers.switching import SwitchOutcome
 from sglang_instrument.profilers.trace_files import TraceFile
 
-_URL: Final = Column("worker", "its number and its address")
-_ENGINE: Final = Column("engine", "what it says it is: its name and version")
-_OUTCOMES: Final = (
-    _URL,
-    Column("state", "of the profiler, after the request"),
-    _ENGINE,
-    Column("took", "time until it answered", "time"),
-)
-_FILES: Final = (
-    Column("trace", "the file"),
-    Column("size", "as it is on disk", gives_way=1),
-    Column("end", "whole, or cut short"),
-)
-_CAPTURES: Final = (
-    _URL,
-    _ENGINE,
-    Column("profile", "state of its newest capture"),
-    Column("age", "time since that capture began", "time"),
-    Column("files", "how many traces it has", "count"),
-    Column("size", "of them together"),
-)
-_FINDINGS: Final = (
-    _URL,
-    Column("check", "what was checked"),
-    Column("result", "ok, wrong, or ? where it cannot be told", styles={"ok": "green", "wrong": "red"}),
-)
-TABLES: Final = {
-    "start, stop, capture": _OUTCOMES,
-    "traces": _FILES,
-    "status": _CAPTURES,
-    "check": _FINDINGS,
+TABLES: Final = (OUTCOMES, FILES, CAPTURES, CHECKS)
+ANSWER: Final = {
+    "ok": Key("boolean", "check, capture: whether all went well", optional=True),
+    "folder": Key(
+        "string", "start, capture: of the traces; null if this machine cannot see it", optional=True
+    ),
+    "workers": Key(OUTCOMES, optional=True),
+    "stopped": Key(OUTCOMES, "capture: a worker whose profiler was stopped", optional=True),
+    "requests": Key(
+        {
+            "asked": Key("integer", "probe requests that were sent"),
+            "answered": Key("integer", "of these, how many were answered"),
+        },
+        "capture: requests that were sent to be profiled",
+        optional=True,
+    ),
+    "files": Key(FILES, optional=True),
+    "captures": Key(CAPTURES, optional=True),
+    "checks": Key(CHECKS, optional=True),
 }
 
 
 def print_outcomes(outcomes: Sequence[SwitchOutcome]) -> None:
     """Print a row a worker, and below the errors and notices of each."""
-    rows = [
-        (f"{outcome.number}  {outcome.url}", outcome.state, outcome.engine or None, outcome.sec)
-        for outcome in outcomes
-    ]
     well = sum(outcome.ok for outcome in outcomes)
     failed = "" if well == len(outcomes) else f", {len(outcomes) - well} failed"
-    print_table(_OUTCOMES, rows, title=f"{well} of {len(outcomes)} workers{failed}")
+    rows = [outcome.as_json() for outcome in outcomes]
+    cells = {"engine": lambda row: row["engine"] or None}
+    print_rows(OUTCOMES, rows, title=f"{well} of {len(outcomes)} workers{failed}", cells=cells)
     for outcome in outcomes:
         if outcome.words:
             print_line(f"worker {outcome.number}, {outcome.url}: {outcome.words}")
@@ -70,29 +58,19 @@ def print_files(files: Sequence[Sequence[TraceFile]]) -> None:
     if not every:
         return
     folder = Path(os.path.commonpath([file.path.parent.parent for file in every]))
-    rows = [
-        (str(file.path.relative_to(folder)), size(file.size), "cut" if file.whole is False else "whole")
-        for file in every
-    ]
     many = "1 trace" if len(every) == 1 else f"{len(every)} traces"
     total = size(sum(file.size for file in every))
-    print_table(_FILES, rows, title=f"{folder}: {many}, {total}")
+    cells = {"path": lambda row: str(Path(row["path"]).relative_to(folder))}
+    print_rows(FILES, rows_of_files(files), title=f"{folder}: {many}, {total}", cells=cells)
 
 
 def print_captures(rows: Sequence[dict[str, Any]]) -> None:
     """Print the state of each worker and of its newest capture."""
-    cells = [
-        (
-            f"{row['number']}  {row['url']}",
-            row["engine"] if row["reached"] else "no answer",
-            row["state"],
-            row["since_sec"],
-            row["files"] or None,
-            size(row["bytes"]) if row["files"] else None,
-        )
-        for row in rows
-    ]
-    print_table(_CAPTURES, cells, title="profilers")
+    cells = {
+        "files": lambda row: row["files"] or None,
+        "bytes": lambda row: row["bytes"] if row["files"] else None,
+    }
+    print_rows(CAPTURES, rows, title="profilers", cells=cells)
     for row in rows:
         if row["words"]:
             print_line(f"worker {row['number']}, {row['url']}: {row['words']}")
@@ -100,25 +78,14 @@ def print_captures(rows: Sequence[dict[str, Any]]) -> None:
 
 def print_findings(findings: Sequence[CheckResult]) -> None:
     """Print what was checked, and below what is wrong."""
-    marks = {True: "ok", False: "wrong", None: "?"}
-    rows = [
-        (
-            f"{'' if result.number is None else f'{result.number}  '}{result.url}",
-            result.what,
-            marks[result.ok],
-        )
-        for result in findings
-    ]
-    print_table(_FINDINGS, rows, title="profilers, before they are started")
+    print_rows(CHECKS, list(map(vars, findings)), title="profilers, before they are started")
     for result in findings:
         if result.words and result.ok is not True:
             print_line(f"{result.url}: {result.what}: {result.words}")
 
 
-def size(count: float) -> str:
-    """Return bytes as people read them: 812 B, 1.4 MB."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} GB"
+def rows_of_files(files: Sequence[Sequence[TraceFile]]) -> list[dict[str, Any]]:
+    """Return a row a trace, as its table declares it."""
+    return [
+        {"path": str(file.path), "bytes": file.size, "whole": file.whole} for group in files for file in group
+    ]

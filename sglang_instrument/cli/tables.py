@@ -48,6 +48,7 @@ def print_rows(
     *,
     title: str,
     more: Sequence[Column] = (),
+    explained: bool = True,
     cells: Mapping[str, Callable[[Row], Cell]] | None = None,
 ) -> None:
     """Print rows of a table, and below them how to have its columns explained.
@@ -57,6 +58,7 @@ def print_rows(
         rows: By the names of the columns.
         title: A line above the table.
         more: Columns that only these rows have; each makes its own cells.
+        explained: Whether a line says how to have the columns explained; of several tables, the last has it.
         cells: Makes the cells of some columns of the table, by name.
     """
     made = cells or {}
@@ -66,7 +68,7 @@ def print_rows(
         columns,
         [[made.get(column.name, column.cell_of)(row) for column in columns] for row in rows],
         title=title,
-        explained=True,
+        explained=explained,
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from sglang_instrument.analysis.tables.profiling.traces import IDLE_IN_STEPS, RANKS
+
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.traces.answers import Analysis, TraceAnalysis
@@ -60,5 +62,7 @@ def _moved(trace: TraceAnalysis, ahead_us: int) -> TraceAnalysis:
 def trace_rows(analysis: Analysis, joined: Sequence[IdleInStep]) -> dict[str, Any]:
     """Return what `trace analyze --json` prints."""
     answer: dict[str, Any] = {"folder": analysis.folder, "slow": analysis.slow, "sentence": analysis.sentence}
-    answer |= {"ranks": analysis.ranks, "traces": [trace.as_json() for trace in analysis.traces]}
-    return answer | {"steps": [asdict(step) for step in joined], "unreadable": analysis.unreadable}
+    ranks = RANKS.in_json(analysis.ranks)
+    answer |= {"ranks": ranks, "traces": [trace.as_json() for trace in analysis.traces]}
+    steps = IDLE_IN_STEPS.in_json(map(asdict, joined))
+    return answer | {"steps": steps, "unreadable": analysis.unreadable}

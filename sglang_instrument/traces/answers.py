@@ -54,8 +54,8 @@ class TraceAnalysis:
         devices: Names of the GPUs.
         on_gpu: Whether it has work of a GPU; other_kinds: events of kinds that do not count, by category.
         is_missing_gpu: Whether it has no work of a GPU, though it has GPUs, or calls to them, or nothing.
-        use: busy_sec, idle_sec, busy, compute_sec, communication_sec, exposed_sec, copy_sec; without a GPU,
-            busy is the time in forward steps of the engine, or, if it marked none, in operators.
+        use: As `use_of_gpu` returns it; without a GPU, busy_sec, idle_sec and busy_share: busy is the time in
+            forward steps of the engine, or, if it marked none, in operators.
         tables: kernels, categories, stages, gaps, gap_sizes, streams, copies, graphs, cpu_ops.
     """
 
@@ -315,7 +315,7 @@ def _has_calls(trace: Trace) -> bool:
 
 def _use_of_cpu(busy: pl.DataFrame, start: int, end: int) -> dict[str, float]:
     took, whole = covered_ns(busy) / 1e9, (end - start) / 1e9
-    return {"busy_sec": took, "idle_sec": whole - took, "busy": took / whole if whole else 0.0}
+    return {"busy_sec": took, "idle_sec": whole - took, "busy_share": took / whole if whole else 0.0}
 
 
 def _rank_row(analysis: TraceAnalysis) -> Row:

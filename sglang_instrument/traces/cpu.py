@@ -17,8 +17,8 @@ def cpu_ops(trace: Trace) -> pl.DataFrame:
     """Return one row per operator, annotation or runtime call, the longest self time first.
 
     Returns:
-        name, kind, count, total_sec; self_sec: the same without the time of what ran inside, in the same
-        thread.
+        name, kind, count, total_sec; without_nested_sec: the same without the time of what ran inside, in the
+        same thread.
     """
     mine = trace.events.filter(pl.col("kind").is_in(list(_WORK))).select(*_LOOKED_AT)
     lasting = pl.col("end_ns") > pl.col("start_ns")  # events of zero length have no children and no self time
@@ -36,10 +36,10 @@ def cpu_ops(trace: Trace) -> pl.DataFrame:
         .agg(
             count=pl.len().cast(pl.Int64),
             total_sec=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9,
-            self_sec=pl.col("own_ns").sum() / 1e9,
+            without_nested_sec=pl.col("own_ns").sum() / 1e9,
         )
         .with_columns(pl.col("name", "kind").cast(pl.String))
-        .sort("self_sec", "name", descending=[True, False])
+        .sort("without_nested_sec", "name", descending=[True, False])
     )
 
 
@@ -90,7 +90,7 @@ def top_gaps(trace: Trace, idle: pl.DataFrame, start_ns: int, top: int) -> pl.Da
 
     Returns:
         at_sec, duration_sec; cpu: the innermost work that covers at least half of the gap, else what covers
-        most of it; null if nothing does; covered: its share of the gap.
+        most of it; null if nothing does; covered_share: its share of the gap.
     """
     long = idle.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True).head(top)
     rows: list[dict[str, Any]] = []
@@ -101,11 +101,11 @@ def top_gaps(trace: Trace, idle: pl.DataFrame, start_ns: int, top: int) -> pl.Da
                 "at_sec": (begun - start_ns) / 1e9,
                 "duration_sec": (ended - begun) / 1e9,
                 "cpu": name,
-                "covered": share,
+                "covered_share": share,
             }
         )
-    schema = {"at_sec": pl.Float64, "duration_sec": pl.Float64, "cpu": pl.String, "covered": pl.Float64}
-    return pl.DataFrame(rows, schema=schema)
+    times = {"at_sec": pl.Float64, "duration_sec": pl.Float64}
+    return pl.DataFrame(rows, schema={**times, "cpu": pl.String, "covered_share": pl.Float64})
 
 
 def _reason(events: pl.DataFrame, begun: int, ended: int) -> tuple[str | None, float]:

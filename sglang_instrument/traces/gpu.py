@@ -1,4 +1,4 @@
-"""Sum up the GPU's work: busy and idle time, kernels, exposed communication, graphs, copies."""
+"""Sum up the GPU's work: busy and idle time, kernels, communication alone, graphs, copies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def use_of_gpu(work: pl.DataFrame, start_ns: int, end_ns: int) -> dict[str, floa
     """Return how the time from the first work to the end of the last was used, in seconds.
 
     Returns:
-        busy_sec, idle_sec: something, or nothing, runs on the GPU; busy: the share; compute_sec,
-        communication_sec, copy_sec: time covered by each; exposed_sec: communication during which no kernel
-        computes; communication, exposed: their shares of busy_sec.
+        busy_sec, idle_sec: something, or nothing, runs on the GPU; busy_share; compute_sec,
+        communication_sec, copy_sec: time covered by each; communication_alone_sec: communication during which
+        no kernel computes; communication_share, communication_alone_share: their shares of busy_sec.
     """
     communicates = pl.col("category") == COMMUNICATION
     computes = (pl.col("kind") == "kernel") & ~communicates
@@ -30,17 +30,17 @@ def use_of_gpu(work: pl.DataFrame, start_ns: int, end_ns: int) -> dict[str, floa
     busy = covered_ns(work) / 1e9
     compute = covered_ns(work.filter(computes)) / 1e9
     communication = covered_ns(work.filter(communicates)) / 1e9
-    exposed = covered_ns(work.filter(pl.col("kind") == "kernel")) / 1e9 - compute
+    alone = covered_ns(work.filter(pl.col("kind") == "kernel")) / 1e9 - compute
     return {
         "busy_sec": busy,
         "idle_sec": whole - busy,
-        "busy": busy / whole if whole else 0.0,
+        "busy_share": busy / whole if whole else 0.0,
         "compute_sec": compute,
         "communication_sec": communication,
-        "exposed_sec": exposed,
+        "communication_alone_sec": alone,
         "copy_sec": covered_ns(work.filter(pl.col("kind") != "kernel")) / 1e9,
-        "communication": communication / busy if busy else 0.0,
-        "exposed": exposed / busy if busy else 0.0,
+        "communication_share": communication / busy if busy else 0.0,
+        "communication_alone_share": alone / busy if busy else 0.0,
     }
 
 

@@ -33,7 +33,7 @@ class IdleInStep:
     Attributes:
         rank: Of the trace; step, validate, worker: Of the run.
         overlap_sec: For how long trace and step overlap.
-        idle: Share of this time in which the GPU, or the engine, was idle.
+        idle_share: Share of this time in which the GPU, or the engine, was idle.
         requests: The average number of requests in each activity during the idle time, the largest first.
         sentence: The same in words.
     """
@@ -43,7 +43,7 @@ class IdleInStep:
     validate: bool
     worker: int
     overlap_sec: float
-    idle: float
+    idle_share: float
     requests: dict[str, float]
     sentence: str
 

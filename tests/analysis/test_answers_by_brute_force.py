@@ -246,4 +246,4 @@ def test_what_if_is_what_the_rules_make_of_each_request(made: Made, rules: Rules
         assert table[step]["predicted_sec"] == sec(max(predicted))
         assert table[step]["requests"] == sum(len(mine) for (of, _), mine in made.items() if of == step)
         if rules.oversample is None:  # otherwise, of requests that end together, either may be cut
-            assert table[step]["cut"] == cuts
+            assert table[step]["ended_early"] == cuts

@@ -100,7 +100,9 @@ def test_an_interval_holds_1_just_when_no_difference_is_told(seed: int, steps: i
         for shift in (0.0, 0.1)
     ]
     for row in rows(comparison_of(*made, [*range(steps)], [*range(steps)])).values():
-        assert (row["low"] <= 1 <= row["high"]) == (row["verdict"] in ("same", "too few steps"))
+        assert (row["ratio_at_least"] <= 1 <= row["ratio_at_most"]) == (
+            row["verdict"] in ("same", "too few steps")
+        )
 
 
 def test_equal_runs_with_other_replies_have_the_same_engine(run_of: RunOf) -> None:
@@ -108,13 +110,13 @@ def test_equal_runs_with_other_replies_have_the_same_engine(run_of: RunOf) -> No
     assert told["engine"]["verdict"] == "same"
     assert "higher" not in {row["verdict"] for row in told.values()}
     assert told["p99"]["verdict"] == "too few steps"
-    assert told["p99"]["needed"] > 10
+    assert told["p99"]["steps_needed"] > 10
 
 
 def test_an_engine_that_takes_a_tenth_longer_is_found_in_ten_steps(run_of: RunOf) -> None:
     told = rows(compared(run_of, engine=1.1))
     assert told["engine"]["verdict"] == "higher"
-    assert told["engine"]["low"] < 1.1 < told["engine"]["high"]
+    assert told["engine"]["ratio_at_least"] < 1.1 < told["engine"]["ratio_at_most"]
     assert {row["verdict"] for row in told.values()} <= {"higher", "same", "too few steps"}
 
 
@@ -166,7 +168,7 @@ def test_runs_without_a_common_step_are_compared_as_a_whole(tmp_path: Path) -> N
 def test_one_step_tells_nothing(run_of: RunOf) -> None:
     told = compared(run_of, steps=1, engine=3.0)
     assert set(told.table["verdict"]) == {"too few steps"}
-    assert told.table["low"].is_null().all()
+    assert told.table["ratio_at_least"].is_null().all()
     asked = Condition("duration", above=True, limit=1.1)
     assert told.outcomes([asked])[0]["outcome"] == "too few steps"
 
@@ -182,7 +184,7 @@ def test_a_condition_holds_does_not_hold_or_needs_more_steps() -> None:
     (below,) = told.outcomes([Condition("p99", above=False, limit=1.1)])
     assert below["outcome"] == "does not hold"
     (gone,) = told.outcomes([Condition("tool", above=True, limit=1.1)])
-    assert (gone["outcome"], gone["ratio"], gone["needed"]) == ("not measured", None, None)
+    assert (gone["outcome"], gone["ratio"], gone["steps_needed"]) == ("not measured", None, None)
 
 
 @pytest.mark.parametrize("sizes", [(8, 8), (40, 40), (5, 200), (200, 5)])

@@ -49,12 +49,12 @@ def test_calls_of_one_run_alone_are_told(digest: Digest) -> None:
     without = replace(digest, turns=turns)
     for values, verdict in (((digest, without), "only in A"), ((without, digest), "only in B")):
         row = verdicts(*step_values(*values))["tool"]
-        assert (row["verdict"], row["ratio"], row["needed"]) == (verdict, None, None)
+        assert (row["verdict"], row["ratio"], row["steps_needed"]) == (verdict, None, None)
 
 
 def test_between_steps_is_up_to_a_validation(tmp_path: Path) -> None:
     run = open_run(synthetic_run(tmp_path, steps=4, workers=2, requests=3, validate_every=2))
-    between = step_values(run.digest, run.digest)[0]["between"]
+    between = step_values(run.digest, run.digest)[0]["between_steps"]
     begun = {
         (row["step"], row["validate"]): row["start_us"] / 1e6
         for row in step_table(run.digest).iter_rows(named=True)

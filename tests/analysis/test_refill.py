@@ -41,7 +41,7 @@ def test_a_step_that_refilled_by_groups_would_gain(tmp_path: Path) -> None:
     digest = open_run(by_groups(tmp_path)).digest
     [row] = refill_steps(digest, "sample").to_dicts()
     assert (row["recorded_sec"], row["predicted_sec"]) == pytest.approx((12, 8))
-    assert (row["requests"], row["cut"], row["reward_all"]) == (6, 0, 1)
+    assert (row["requests"], row["ended_early"], row["mean_reward"]) == (6, 0, 1)
     assert refill_steps(digest, "group")["predicted_sec"].to_list() == pytest.approx([12])
 
 

@@ -254,7 +254,7 @@ def test_traces_of_a_host_are_moved_with_its_processes(skewed: Path, capsys) -> 
     assert answer["traces"][0]["host"] == "three"
     assert [(row["step"], row["worker"]) for row in answer["steps"]] == [(1, 0)]
     assert answer["steps"][0]["overlap_sec"] == pytest.approx(7.5)
-    assert answer["steps"][0]["idle"] == pytest.approx(2 / 7.5, abs=1e-3)
+    assert answer["steps"][0]["idle_share"] == pytest.approx(2 / 7.5, abs=1e-3)
     out = skewed.parent / "merged"
     assert main(["export", str(skewed), "--perfetto", str(out), "--traces", str(trace)]) == 0
     slices = [one for track in parsed(out).values() for one in track.slices]

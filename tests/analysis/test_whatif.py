@@ -30,25 +30,25 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> Digest:
 def test_without_rules_nothing_changes(digest: Digest) -> None:
     for row in what_if(digest, Rules()).iter_rows(named=True):
         assert row["predicted_sec"] == pytest.approx(row["recorded_sec"])
-        assert row["cut"] == 0
+        assert row["ended_early"] == 0
 
 
 def test_oversampling_drops_the_last_ones_of_each_worker(digest: Digest) -> None:
     for row in what_if(digest, Rules(oversample=0.25)).iter_rows(named=True):
-        assert row["cut"] == 3 * 4
+        assert row["ended_early"] == 3 * 4
         assert row["predicted_sec"] < row["recorded_sec"]
 
 
 def test_a_cap_of_seconds_bounds_every_step(digest: Digest) -> None:
     for row in what_if(digest, Rules(max_seconds=5.0)).iter_rows(named=True):
         assert row["predicted_sec"] == pytest.approx(5.0, abs=0.2)
-        assert row["cut"] > 0
+        assert row["ended_early"] > 0
 
 
 def test_an_engine_that_takes_no_time_leaves_tools_and_the_rest(digest: Digest) -> None:
     for row in what_if(digest, Rules(scale={"engine": 0.0})).iter_rows(named=True):
         assert 0 < row["predicted_sec"] < 5
-        assert row["cut"] == 0
+        assert row["ended_early"] == 0
 
 
 def test_an_event_that_is_gone_takes_its_time_out_of_each_request(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_prediction_is_held_against_a_run_with_other_replies(run_of: RunOf) ->
     real = run_of(seed=2, steps=6, engine=0.5).digest
     told = validation_of(what_if(recorded, Rules(scale={"engine": 0.5})), real)
     assert told["steps"] == 6
-    assert told["low"] < 1 < told["high"]
+    assert told["ratio_at_least"] < 1 < told["ratio_at_most"]
     assert told["ratio"] == pytest.approx(told["predicted_sec"] / told["real_sec"])
 
 

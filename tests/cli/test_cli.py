@@ -268,7 +268,7 @@ def test_whatif_is_validated_with_another_run(capsys: pytest.CaptureFixture[str]
     validation = answer(capsys, *asked)["validation"]
     assert validation["ratio"] == pytest.approx(1.0)
     assert "1.00 x" in printed(capsys, *asked).replace("\n", " ")
-    assert validation["low"] < 1 < validation["high"]
+    assert validation["ratio_at_least"] < 1 < validation["ratio_at_most"]
     assert "whatif needs a rule" in refused(capsys, "whatif", logs)
     assert "must be above 0" in refused(capsys, "whatif", logs, "--max-turns", 0)
     assert "must be EVENT=F" in refused(capsys, "whatif", logs, "--scale", "engine=fast")
@@ -289,7 +289,8 @@ def test_compare_fails_where_asked(capsys: pytest.CaptureFixture[str], tmp_path:
     passed = printed(capsys, "compare", a, a, "--fail-if", "p99 > 1.1x", "--fail-if", "p99 < 0.9x")
     assert "passed: p99 > 1.1x: 1.000 (1.00 .. 1.00)" in passed
     compared = json.loads(printed(capsys, "compare", a, b, "--json"))
-    columns = {"metric", "unit", "steps", "one", "other", "ratio", "low", "high", "verdict", "needed"}
+    bounds = {"ratio", "ratio_at_least", "ratio_at_most"}
+    columns = {"metric", "unit", "steps", "a_mean", "b_mean", *bounds, "verdict", "steps_needed"}
     assert columns == set(compared["metrics"][0])
     assert {row["verdict"] for row in compared["metrics"] if row["metric"] == "engine"} == {"higher"}
     assert "must be like" in refused(capsys, "compare", a, b, "--fail-if", "p98 > 2x")

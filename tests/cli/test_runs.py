@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_instrument.cli.commands.runs import trend_of
+from sglang_instrument.cli.commands.runs import slowdown_of
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
@@ -39,7 +39,7 @@ def test_runs_lists_the_experiments_below_a_folder(logs: Path, capsys: pytest.Ca
     assert (slow["runs"], slow["steps"], slow["workers"]) == (1, 6, 2)
     assert slow["bytes"] == sum(path.stat().st_size for path in (logs / "slow").rglob("*.jsonl"))
     assert slow["cause"] == "engine, step 4 worker 1"
-    assert isinstance(slow["trend"], float)
+    assert isinstance(slow["slowdown_share"], float)
     assert (rows["shared"]["run_id"], rows["shared"]["runs"]) == ("synthetic-2", 2)
 
 
@@ -80,10 +80,10 @@ def test_an_experiment_that_cannot_be_read_does_not_hide_the_others(
     assert "empty: no records yet" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_the_trend_compares_the_halves_of_a_run() -> None:
-    assert trend_of([1.0] * 5) is None
-    assert trend_of([1.0, 1.0, 1.0, 1.2, 1.2, 1.2]) == pytest.approx(0.2)
-    assert trend_of([2.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0]) == pytest.approx(0.0)
+def test_the_slowdown_compares_the_halves_of_a_run() -> None:
+    assert slowdown_of([1.0] * 5) is None
+    assert slowdown_of([1.0, 1.0, 1.0, 1.2, 1.2, 1.2]) == pytest.approx(0.2)
+    assert slowdown_of([2.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0]) == pytest.approx(0.0)
 
 
 def test_two_runs_of_a_folder_are_compared_and_reported_by_their_ids(

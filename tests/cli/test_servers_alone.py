@@ -133,7 +133,7 @@ def test_windows_cut_at_pauses_are_the_steps_that_nobody_logged(
     windows = answer(capsys, "summary", servers)["windows"]
     every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
     placed = answer(capsys, "requests", both, "--engine", "--limit", "1000")["engine_requests"]
-    assert [(row["window"], row["cut"]) for row in windows] == [(1, "idle"), (2, "idle")]
+    assert [(row["window"], row["cut_by"]) for row in windows] == [(1, "idle"), (2, "idle")]
     assert [row["requests"] for row in windows] == [
         sum(request["step"] == step for request in placed)
         for step in sorted({request["step"] for request in placed})
@@ -143,7 +143,7 @@ def test_windows_cut_at_pauses_are_the_steps_that_nobody_logged(
     )
     assert windows[0]["idle_sec"] is None
     assert windows[1]["idle_sec"] > 1
-    assert windows[1]["p99_sec"] <= windows[1]["max_sec"] <= windows[1]["wall_sec"]
+    assert windows[1]["p99_sec"] <= windows[1]["max_sec"] <= windows[1]["first_to_last_sec"]
     assert "2 windows of time, in place of steps" in printed(capsys, "summary", servers)
 
 
@@ -152,7 +152,7 @@ def test_windows_are_cut_by_the_clock_if_asked(servers: Path, capsys: pytest.Cap
     every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
     begin = min(request["start_us"] for request in every)
     assert sum(row["requests"] for row in windows) == len(every)
-    assert {row["cut"] for row in windows} == {"fixed"}
+    assert {row["cut_by"] for row in windows} == {"fixed"}
     places = [(row["begin_us"] - begin) // 500_000 for row in windows]
     assert places == sorted(set(places))
     shown = printed(capsys, "summary", servers, "--window", "0.5")

@@ -130,6 +130,9 @@ MAY_IMPORT = {
     "analysis.tables.responses": ANSWERS | {"analysis.tables"},
     "analysis.tables.training": ANSWERS | {"analysis.tables"},
     "analysis.tables.run": ANSWERS | {"analysis.tables"},
+    "analysis.tables.changes": {"analysis.tables"},
+    "analysis.tables.profiling": {"analysis.tables"},
+    "analysis.tables.live": {"analysis.tables"},
     "analysis.dataset": ANSWERS | {"analysis.tables", "analysis.tables.run"},
     "analysis.long_runs": ANSWERS | {"package"},
     "analysis": ANSWERS

@@ -123,14 +123,14 @@ def test_all_workers_start_at_once_and_stop_with_their_traces_whole(capsys, tmp_
         assert all("num_steps" not in server.body_of("/start_profile") for server in servers)
 
         answered = answer(capsys, "status", "--worker-url", *urls, "--output-dir", tmp_path)
-        assert {row["state"] for row in answered["workers"]} == {"recording"}
+        assert {row["state"] for row in answered["captures"]} == {"recording"}
 
         stopped = answer(capsys, "--action", "stop", "--worker-url", *urls, "--output-dir", tmp_path)
         assert [row["state"] for row in stopped["workers"]] == ["stopped"] * 8
         assert [file["whole"] for file in stopped["files"]] == [True] * 8
 
         answered = answer(capsys, "status", "--worker-url", *urls, "--output-dir", tmp_path)
-        assert {row["state"] for row in answered["workers"]} == {"written"}
+        assert {row["state"] for row in answered["captures"]} == {"written"}
 
 
 def test_stop_without_start_is_no_error_and_is_reported(capsys, tmp_path):
@@ -277,7 +277,7 @@ def test_check_says_which_of_arguments_forwarding_and_routes_vllm_lacks(capsys, 
     with served(StandIn(kind="vllm", configured=False)) as (server,):
         arguments = ("--worker-url", server.url, "--log", log, "--output-dir", tmp_path)
         log.write_text(log.read_text() + f"Starting vLLM server on {server.url}\n")
-        findings = answer(capsys, "check", *arguments, code=1)["findings"]
+        findings = answer(capsys, "check", *arguments, code=1)["checks"]
         said = {finding["what"]: finding for finding in findings if finding["url"] == str(log)}
         assert (said["arguments"]["ok"], said["forwarding"]["ok"], said["routes"]["ok"]) == (
             True,

@@ -217,7 +217,7 @@ def test_no_intervals_cover_nothing() -> None:
 # what a GPU did
 
 
-def test_busy_idle_and_exposed_communication_of_a_made_trace(made: Path) -> None:
+def test_busy_idle_and_communication_alone_of_a_made_trace(made: Path) -> None:
     analysis = analyse(made).traces[0]
     events = [event for event in loaded(made) if event["cat"] in ("kernel", "gpu_memcpy")]
     spans = [(event["ts"], event["ts"] + event["dur"]) for event in events]
@@ -234,7 +234,9 @@ def test_busy_idle_and_exposed_communication_of_a_made_trace(made: Path) -> None
     assert use["compute_sec"] * 1e6 == pytest.approx(union(compute))
     assert use["communication_sec"] * 1e6 == pytest.approx(union(comm)) == pytest.approx(40)
     assert (
-        use["exposed_sec"] * 1e6 == pytest.approx(union(comm + compute) - union(compute)) == pytest.approx(20)
+        use["communication_alone_sec"] * 1e6
+        == pytest.approx(union(comm + compute) - union(compute))
+        == pytest.approx(20)
     )
     assert use["copy_sec"] * 1e6 == pytest.approx(30)
     assert (analysis.rank, analysis.profile_id, analysis.devices) == ("TP-0", "17", ["NVIDIA Made 9000"])
@@ -279,7 +281,7 @@ def test_a_gap_names_the_innermost_work_of_the_cpu_over_it(made: Path) -> None:
     assert longest["duration_sec"] * 1e6 == pytest.approx(8000 - 3070)
     assert longest["at_sec"] * 1e6 == pytest.approx(2970)
     assert longest["cpu"] == "aten::_local_scalar_dense"
-    assert longest["covered"] == pytest.approx(4880 / 4930)
+    assert longest["covered_share"] == pytest.approx(4880 / 4930)
     assert sum(row["total_sec"] for row in tables["gap_sizes"]) == pytest.approx(
         analyse(made).traces[0].use["idle_sec"]
     )
@@ -341,7 +343,7 @@ def test_operators_of_a_real_trace_equal_a_brute_force_read(real: Path) -> None:
     assert set(rows) == set(totals)
     for name, row in rows.items():
         assert row["total_sec"] * 1e6 == pytest.approx(totals[name], abs=0.1)
-        assert row["self_sec"] * 1e6 == pytest.approx(self_times[name], abs=1.0)
+        assert row["without_nested_sec"] * 1e6 == pytest.approx(self_times[name], abs=1.0)
     assert not analysis.on_gpu
     (stage,) = analysis.tables["stages"]
     assert (stage["stage"], stage["steps"]) == ("decode", 5)
@@ -374,7 +376,7 @@ def test_own_times_equal_a_stack_of_open_events(tmp_path: Path) -> None:
             grow(root, root + drawn.randint(1, 500), 0, thread)
     drawn.shuffle(trace.events)
     analysis = analyse(trace.write(tmp_path / "n.trace.json"), top=100).traces[0]
-    rows = {row["name"]: row["self_sec"] * 1e6 for row in analysis.tables["cpu_ops"]}
+    rows = {row["name"]: row["without_nested_sec"] * 1e6 for row in analysis.tables["cpu_ops"]}
     assert rows.pop("moment", 0.0) == 0.0
     assert rows == pytest.approx({name: float(time) for name, time in self_times.items()}, abs=0.01)
 
@@ -439,7 +441,7 @@ def _empty(folder: Path) -> Path:
 def test_an_empty_trace_is_analysed(tmp_path: Path) -> None:
     analysis = analyse_trace(read_trace(MadeTrace().write(tmp_path / "n.trace.json")))
     assert isinstance(read_trace(tmp_path / "n.trace.json"), Trace)
-    assert (analysis.window_sec, analysis.use["busy"], analysis.start_us) == (0.0, 0.0, None)
+    assert (analysis.window_sec, analysis.use["busy_share"], analysis.start_us) == (0.0, 0.0, None)
 
 
 # the command

@@ -27,7 +27,7 @@ def test_idle_time_of_an_engine_is_compared_with_the_work_of_requests(
     (row,) = json.loads(capsys.readouterr().out)["steps"]
     assert (row["step"], row["worker"], row["rank"], row["validate"]) == (6, 0, "TP-0", False)
     assert row["overlap_sec"] == pytest.approx(8.0)
-    assert row["idle"] == pytest.approx(0.5)
+    assert row["idle_share"] == pytest.approx(0.5)
     assert row["requests"] == {"waited for a tool": pytest.approx(2.0)}
     sentence = "in step 6 the engine of worker 0 (TP-0) was idle 50% while, on average, 2 waited for a tool"
     assert row["sentence"] == sentence

@@ -176,7 +176,7 @@ def test_the_sliders_show_what_whatif_says(
         shown = page.js("[...document.querySelectorAll('#outcome b')].map(one => one.innerText)")
         assert shown[0] == page.js("sglangReport.seconds(arguments[0])", predicted["recorded_sec"].sum())
         assert shown[1] == page.js("sglangReport.seconds(arguments[0])", predicted["predicted_sec"].sum())
-        assert shown[3] == f"{predicted['cut'].sum()} of {predicted['requests'].sum()}"
+        assert shown[3] == f"{predicted['ended_early'].sum()} of {predicted['requests'].sum()}"
     assert shown[2] != "0 %"
 
 

@@ -68,7 +68,7 @@ def test_ranks_stand_side_by_side_the_slow_one_first_in_detail(logs: Path, tmp_p
     summaries = re.findall(r"<summary>(TP-\d)", markup)
     assert summaries == ["TP-1", "TP-0"]
     for trace in analysis.traces:
-        parts = [trace.use["compute_sec"], trace.use["exposed_sec"]]
+        parts = [trace.use["compute_sec"], trace.use["communication_alone_sec"]]
         parts.append(trace.use["busy_sec"] - sum(parts))
         row = re.search(rf"<tr><td>{trace.rank}</td>(.*?)</tr>", markup, re.DOTALL)
         assert row is not None
@@ -96,7 +96,7 @@ def test_a_trace_without_a_gpu_shows_the_engine(logs: Path, tmp_path: Path) -> N
     read = words(section(report(logs, tmp_path / "r.html", "--traces", str(file))))
     assert "The engine of each rank, without a GPU" in read
     assert "aten::mm 1" in read
-    assert "exposed" not in read
+    assert "communicates alone" not in read
 
 
 def test_files_that_are_no_traces_are_named_and_none_at_all_is_an_error(

@@ -29,8 +29,8 @@ _PAIRS: Final[dict[str, Any]] = {
     "client": pl.String,
     "server": pl.String,
     "calls": pl.Int64,
-    "low_sec": pl.Float64,
-    "high_sec": pl.Float64,
+    "ahead_at_least_sec": pl.Float64,
+    "ahead_at_most_sec": pl.Float64,
     "offset_sec": pl.Float64,
     "residual_sec": pl.Float64,
     "same_clock": pl.Boolean,
@@ -69,8 +69,9 @@ def round_trip_table(run: Run) -> pl.DataFrame:
     From the cache, unless the run's files changed.
 
     Returns:
-        client, server: the stems of their files; calls: how many calls both logged; low_sec, high_sec: bounds
-        of the lead of the server's clock; low above high means that no constant offset fits; offset_sec: the
+        client, server: the stems of their files; calls: how many calls both logged; ahead_at_least_sec,
+        ahead_at_most_sec: bounds of the lead of the server's clock; the least above the most means that no
+        constant offset fits; offset_sec: the
         middle of the bounds; residual_sec: half their distance; same_clock: both run on one host and read the
         same clock: then offset and residual are 0.
     """
@@ -136,8 +137,8 @@ def _row(pair: tuple[str, str], bounds: _Bounds, clocks: dict[str, int]) -> dict
         "client": client,
         "server": server,
         "calls": len(bounds.rids),
-        "low_sec": bounds.low / 1e6,
-        "high_sec": bounds.high / 1e6,
+        "ahead_at_least_sec": bounds.low / 1e6,
+        "ahead_at_most_sec": bounds.high / 1e6,
         "offset_sec": 0.0 if same else middle,
         "residual_sec": 0.0 if same else half,
         "same_clock": same,

@@ -22,9 +22,9 @@ def server_rows(run: Run) -> list[dict[str, Any]]:
     """Return a row for each server, or each scheduler whose server did not log; none without such logs.
 
     Returns:
-        server; requests; wall_sec: from the first arrival to the last answer; p50_sec, p99_sec, max_sec: of
-        the requests' durations; prompt_tokens, cached_tokens, completion_tokens; tokens_per_sec: written
-        tokens by `wall_sec`; shares, retractions: as `engine_summary` has them.
+        server; requests; first_to_last_sec: from the first arrival to the last answer; p50_sec, p99_sec,
+        max_sec: of the requests' durations; prompt_tokens, cached_tokens, completion_tokens; tokens_per_sec:
+        written tokens by `first_to_last_sec`; shares, retractions: as `engine_summary` has them.
     """
     if not has_engine_logs(run):
         return []
@@ -54,10 +54,8 @@ def window_rows(run: Run, window_sec: float | None = None) -> list[dict[str, Any
             the steps of a rollout, and takes windows of one length where no such pause is.
 
     Returns:
-        window: from 1; begin_us; cut: "idle" or "fixed"; idle_sec: the pause before it; requests; wall_sec:
-        from the first arrival to the last answer; p50_sec, p99_sec, max_sec: of the requests' durations;
-        prompt_tokens, cached_tokens, completion_tokens; tokens_per_sec: written tokens by `wall_sec`; shares,
-        retractions: as `engine_summary` has them.
+        window: from 1; begin_us; cut_by: "idle" or "fixed"; idle_sec: the pause before it; and the other
+        columns of `server_rows`.
     """
     if not has_engine_logs(run):
         return []
@@ -67,10 +65,10 @@ def window_rows(run: Run, window_sec: float | None = None) -> list[dict[str, Any
     ended = pl.coalesce("end_us", "start_us")
     idle = (pl.col("start_us") - ended.cum_max().shift()) / 1e6
     requests = requests.with_columns(idle_sec=idle)
-    cut = "idle" if window_sec is None else "fixed"
+    cut_by = "idle" if window_sec is None else "fixed"
     pause = _pause(requests["idle_sec"])
     if window_sec is None and pause is None:
-        cut, window_sec = "fixed", _usual_length(requests)
+        cut_by, window_sec = "fixed", _usual_length(requests)
     begins = (pl.col("idle_sec") >= pause).fill_null(value=False).cum_sum()
     if window_sec is not None:
         begins = (pl.col("start_us") - pl.col("start_us").min()) // max(1, int(window_sec * 1e6))
@@ -83,7 +81,7 @@ def window_rows(run: Run, window_sec: float | None = None) -> list[dict[str, Any
             {
                 "window": number,
                 "begin_us": of_window["start_us"].min(),
-                "cut": cut,
+                "cut_by": cut_by,
                 "idle_sec": before if before is not None and before > 0 else None,
                 **_counted(of_window),
             }
@@ -115,7 +113,7 @@ def _counted(requests: pl.DataFrame) -> dict[str, Any]:
         **{kind: _sum(requests[kind]) for kind in ("prompt_tokens", "cached_tokens", "completion_tokens")},
         **{key: summary[key] for key in ("requests", "shares", "retractions")},
     }
-    return {**row, "tokens_per_sec": _rate(row["completion_tokens"], row["wall_sec"])}
+    return {**row, "tokens_per_sec": _rate(row["completion_tokens"], row["first_to_last_sec"])}
 
 
 def calls_as_turn(run: Run) -> dict[str, Any]:
@@ -145,7 +143,7 @@ def _times(requests: pl.DataFrame) -> dict[str, Any]:
     first: Any = requests["start_us"].min()
     last: Any = requests["end_us"].max()
     return {
-        "wall_sec": None if first is None or last is None else (last - first) / 1e6,
+        "first_to_last_sec": None if first is None or last is None else (last - first) / 1e6,
         "p50_sec": took.quantile(0.5, "linear"),
         "p99_sec": took.quantile(0.99, "linear"),
         "max_sec": took.max(),

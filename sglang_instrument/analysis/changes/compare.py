@@ -62,10 +62,10 @@ class Comparison:
     def table(self) -> pl.DataFrame:
         """One row per metric that one of the runs has.
 
-        metric; unit; steps: of the run that has fewer; one, other: geometric means over the steps; ratio:
-        other / one; low, high: the interval that the verdict comes from, null with fewer than 2 steps;
-        verdict; needed: the steps of each run that would tell a difference of `MARGIN`, null for more than
-        10,000.
+        metric; unit; steps: of the run that has fewer; a_mean, b_mean: geometric means over the steps of the
+        first run and of the other; ratio: b_mean / a_mean; ratio_at_least, ratio_at_most: the interval that
+        the verdict comes from, null with fewer than 2 steps; verdict; steps_needed: the steps of each run
+        that would tell a difference of `MARGIN`, null for more than 10,000.
         """
         levels = holm(
             [measured.p_value() for measured in self.differences.values()], _weights(self.differences)
@@ -77,7 +77,7 @@ class Comparison:
         return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
     def outcomes(self, conditions: Sequence[Condition]) -> list[dict[str, Any]]:
-        """Return for each condition: outcome, ratio, low and high, and needed: how many steps would do.
+        """Return for each condition: outcome, ratio and its interval, and how many steps would tell it.
 
         All conditions together err in nominally 3 % of comparisons (`ALPHA`).
         """
@@ -92,9 +92,9 @@ class Comparison:
 _SCHEMA: Final = {
     **dict.fromkeys(("metric", "unit"), pl.String),
     "steps": pl.Int64,
-    **dict.fromkeys(("one", "other", "ratio", "low", "high"), pl.Float64),
+    **dict.fromkeys(("a_mean", "b_mean", "ratio", "ratio_at_least", "ratio_at_most"), pl.Float64),
     "verdict": pl.String,
-    "needed": pl.Int64,
+    "steps_needed": pl.Int64,
 }
 
 
@@ -133,7 +133,9 @@ def comparison_of(
 
 def _same_tokens(values: Values, others: Values, steps: list[int]) -> bool:
     """Return whether the replies were as long in each step, as in a replay: then even few pairs tell much."""
-    mine, theirs = ([each.get("tokens", {}).get(step) for step in steps] for each in (values, others))
+    mine, theirs = (
+        [each.get("response_tokens", {}).get(step) for step in steps] for each in (values, others)
+    )
     return None not in mine and mine == theirs
 
 
@@ -153,13 +155,13 @@ def _row(metric: str, measured: MetricRatio, level: float) -> dict[str, Any]:
         "metric": metric,
         "unit": METRICS[metric],
         "steps": measured.steps,
-        "one": measured.first,
-        "other": measured.other,
+        "a_mean": measured.first,
+        "b_mean": measured.other,
         "ratio": measured.ratio,
-        "low": low,
-        "high": high,
+        "ratio_at_least": low,
+        "ratio_at_most": high,
         "verdict": _verdict(measured, level),
-        "needed": measured.steps_to_tell(math.log(MARGIN), level),
+        "steps_needed": measured.steps_to_tell(math.log(MARGIN), level),
     }
 
 
@@ -180,9 +182,9 @@ def _answer(asked: Condition, measured: MetricRatio, p_value: float, level: floa
         "condition": str(asked),
         "outcome": _outcome(asked, measured, p_value <= level),
         "ratio": measured.ratio,
-        "low": low,
-        "high": high,
-        "needed": None if measured.ratio is None else measured.steps_needed(asked.limit, level),
+        "ratio_at_least": low,
+        "ratio_at_most": high,
+        "steps_needed": None if measured.ratio is None else measured.steps_needed(asked.limit, level),
     }
 
 

@@ -56,15 +56,15 @@ def _of_duration(row: _Row | None) -> tuple[Outcome, str]:
             )
         case "same":
             return "same", f"B is as fast as A, within {_MARGIN}: {times} (interval {_interval(row)})"
-    if row["low"] is None:
+    if row["ratio_at_least"] is None:
         return "undecided", f"{_UNDECIDED}: {times}, and one step does not show how much steps scatter"
     return "undecided", f"{_UNDECIDED}: {times} (interval {_interval(row)}); {_needed(row)}"
 
 
 def _needed(row: _Row) -> str:
-    if row["needed"] is None:
+    if row["steps_needed"] is None:
         return f"even 10,000 steps of each would not tell a difference of {_MARGIN}"
-    return f"{row['needed']:,} steps of each would tell a difference of {_MARGIN}"
+    return f"{row['steps_needed']:,} steps of each would tell a difference of {_MARGIN}"
 
 
 def _points(rows: list[_Row], outcome: Outcome) -> list[str]:
@@ -96,7 +96,7 @@ def _with_ratio(row: _Row) -> str:
 
 
 def _interval(row: _Row) -> str:
-    return f"{_short(row['low'])} to {_short(row['high'])}"
+    return f"{_short(row['ratio_at_least'])} to {_short(row['ratio_at_most'])}"
 
 
 def _short(ratio: float) -> str:

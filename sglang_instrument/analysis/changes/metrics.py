@@ -22,22 +22,22 @@ RATES: Final = {
     "broadcast": "s a step",
     "cache": "s a step",
     "weights": "s a step",
-    "between": "s a step",
+    "between_steps": "s a step",
 }
 #: Metrics that do.
 OF_THE_DRAW: Final = {
     "duration": "s a step",
     "tokens_per_sec": "tokens/s",
-    "tokens": "a request",
+    "response_tokens": "a request",
     "p50": "s a request",
     "p99": "s a request",
-    "tail": "share",
+    "straggler_share": "share",
 }
 METRICS: Final = {**RATES, **OF_THE_DRAW}
 _PARTS: Final = ("environment", "preprocess", "postprocess", "broadcast", "cache", "weights")
 #: A step without such a part, or with less of it, counts as this. So each step has a value in it, and a
 #: logarithm. A run has the part if a step of it, or of the run that it is compared with, has some.
-_LEAST: Final = {**dict.fromkeys((*_PARTS, "between"), 1e-3), "tail": 0.01}
+_LEAST: Final = {**dict.fromkeys((*_PARTS, "between_steps"), 1e-3), "straggler_share": 0.01}
 
 _OF_WHOLE_STEPS: Final = {"tokens/s": "a second", "share": "a step"}
 
@@ -92,11 +92,11 @@ def _of_steps(digest: Digest, whole: Digest) -> pl.DataFrame:
         "step",
         duration=duration,
         tokens_per_sec=pl.col("response_tokens") / duration,
-        tokens=pl.col("response_tokens") / pl.col("requests"),
+        response_tokens=pl.col("response_tokens") / pl.col("requests"),
         p50="p50_sec",
         p99="p99_sec",
-        tail="straggler_share",
-        between="between",
+        straggler_share="straggler_share",
+        between_steps="between_steps",
         **{part: pl.col(f"share_{part}") * duration for part in _PARTS},
     )
 
@@ -104,7 +104,7 @@ def _of_steps(digest: Digest, whole: Digest) -> pl.DataFrame:
 def _between(digest: Digest) -> pl.DataFrame:
     """Return the seconds from the end of each training step to the begin of the next, or of a validation."""
     windows = step_windows(digest).filter(~pl.col("validate") & ~pl.col("is_last"))
-    return windows.select("step", between=(pl.col("next_us") - pl.col("done_us")) / 1e6)
+    return windows.select("step", between_steps=(pl.col("next_us") - pl.col("done_us")) / 1e6)
 
 
 def _of_requests(digest: Digest) -> Values:

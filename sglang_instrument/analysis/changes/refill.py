@@ -19,7 +19,7 @@ ASSUMPTIONS: Final = (
 
 
 def refill_steps(digest: Digest, how: Refill) -> pl.DataFrame:
-    """Return one row per step, as `whatif.what_if` has it; no request is cut.
+    """Return one row per step, as `whatif.what_if` has it; no request ends early.
 
     Both ways are played through; the one that is nearer to the recorded time counts as the way of the
     recorded run, and the difference to it as what the other one saves.
@@ -58,9 +58,9 @@ def refill_steps(digest: Digest, how: Refill) -> pl.DataFrame:
             recorded_sec=pl.col("busy_sec").max(),
             predicted_sec=predicted.clip(lower_bound=0.0).max(),
             requests=pl.col("requests").sum().cast(pl.Int64),
-            cut=pl.lit(0, pl.Int64),
-            reward_all=pl.col("rewards").sum() / pl.col("rewarded").sum(),
-            reward_cut=pl.lit(None, pl.Float64),
+            ended_early=pl.lit(0, pl.Int64),
+            mean_reward=pl.col("rewards").sum() / pl.col("rewarded").sum(),
+            ended_early_reward=pl.lit(None, pl.Float64),
         )
         .sort("validate", "step")
     )

@@ -38,8 +38,8 @@ def what_if(digest: Digest, rules: Rules, event_times: pl.DataFrame | None = Non
 
     Returns:
         step, validate; recorded_sec: the longest of the workers' durations without barriers; predicted_sec:
-        the same under the rules; requests; cut: how many of them end early; reward_all, reward_cut: mean
-        recorded rewards of all requests and of those that are cut.
+        the same under the rules; requests; ended_early: how many of them the rules end early; mean_reward,
+        ended_early_reward: mean recorded rewards of all requests and of those that end early.
 
     Raises:
         InstrumentError: Nothing in the run tells what a rule would do.
@@ -154,15 +154,15 @@ def _by_step(requests: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
     )
     counts = requests.group_by("number", *STEP).agg(
         requests=pl.len().cast(pl.Int64),
-        cut=pl.col("cut").sum().cast(pl.Int64),
-        reward_all=pl.col("reward").mean(),
-        reward_cut=pl.col("reward").filter(pl.col("cut")).mean(),
+        ended_early=pl.col("cut").sum().cast(pl.Int64),
+        mean_reward=pl.col("reward").mean(),
+        ended_early_reward=pl.col("reward").filter(pl.col("cut")).mean(),
         longest_sec=(pl.col("done") - pl.col("begin")).filter(~pl.col("late")).max(),
     )
     table = times.join(counts, on=["number", *STEP], how="left").sort("number", "validate", "step")
     dealt = pl.min_horizontal("predicted_sec", pl.max_horizontal("evened_sec", "longest_sec"))
     table = table.with_columns(
-        pl.col("requests", "cut").fill_null(0),
+        pl.col("requests", "ended_early").fill_null(0),
         predicted_sec=pl.when("rebalance").then(dealt).otherwise("predicted_sec"),
     )
     return table.drop("evened_sec", "longest_sec", "rebalance")
@@ -177,8 +177,8 @@ def validation_of(predicted: pl.DataFrame, real: Digest) -> dict[str, Any]:
 
     Returns:
         steps: that both have, without a first one that was cold in either; predicted_sec, real_sec: geometric
-        means over them, without barriers; ratio: predicted over real; low, high: its 95 % interval, as
-        `compare` has it for steps with other prompts; None with fewer than two steps.
+        means over them, without barriers; ratio: predicted over real; ratio_at_least, ratio_at_most: its
+        95 % interval, as `compare` has it for steps with other prompts; None with fewer than two steps.
 
     Raises:
         InstrumentError: The two have no step in common with a duration.
@@ -198,4 +198,4 @@ def validation_of(predicted: pl.DataFrame, real: Digest) -> dict[str, Any]:
     measured = difference(both["busy_sec"].to_list(), both["predicted_sec"].to_list())
     low, high = measured.interval(0.05) or (None, None)
     answer = {"steps": len(both), "predicted_sec": measured.other, "real_sec": measured.first}
-    return {**answer, "ratio": measured.ratio, "low": low, "high": high}
+    return {**answer, "ratio": measured.ratio, "ratio_at_least": low, "ratio_at_most": high}

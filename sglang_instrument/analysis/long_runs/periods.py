@@ -29,27 +29,27 @@ def period_table(rows: pl.DataFrame, launches: Sequence[int], by: str) -> pl.Dat
 
     Returns:
         period: 2026-11-23, or the ISO week 2026-W48; begin: its first day; steps, requests, response_tokens;
-        p50_sec, p90_sec: of the steps' durations, interpolated linearly; wall_sec: of the steps, each until
-        the next one begins; tokens_per_sec: response tokens by wall time; slowest_step, slowest_sec; failed:
-        requests that ended with an error; unended: steps that a worker did not close; dropped: records that
-        the writers lost; restarts: launches that began in it, without the first of the run; waiting: as in
-        `summary_table`; share_<part>: the share, from 0 to 1, of each part of the ledger in the wall time,
-        with underscores in the part's name.
+        p50_sec, p90_sec: of the steps' durations, interpolated linearly; to_next_step_sec: of the steps, each
+        until the next one begins; tokens_per_sec: response tokens by that time; slowest_step, slowest_sec;
+        failed: requests that ended with an error; unended: steps that a worker did not close; dropped:
+        records that the writers lost; restarts: launches that began in it, without the first of the run;
+        barrier_share: as in `summary_table`; share_<part>: the share of each part of the ledger in
+        `to_next_step_sec`, with underscores in the part's name.
     """
     table = rows.group_by(period=_begins(pl.col("start_us"), by)).agg(_of_steps())
     begun = pl.DataFrame({"at_us": launches[1:]}, schema={"at_us": pl.Int64})
     restarts = begun.group_by(period=_begins(pl.col("at_us"), by)).agg(restarts=pl.len())
     table = table.join(restarts, on="period", how="full", coalesce=True).sort("period")
-    speed = pl.col("response_tokens") / pl.col("wall_sec")
+    wall = pl.col("to_next_step_sec")
     return table.select(
         period=pl.col("period").dt.strftime(_NAMES[by]),
         begin=pl.col("period").dt.date(),
         **{name: pl.col(name).fill_null(0).cast(pl.Int64) for name in ("steps", "requests")},
-        **{name: pl.col(name) for name in ("response_tokens", "p50_sec", "p90_sec", "wall_sec")},
-        tokens_per_sec=pl.when(pl.col("wall_sec") > 0).then(speed),
+        **{name: pl.col(name) for name in ("response_tokens", "p50_sec", "p90_sec", "to_next_step_sec")},
+        tokens_per_sec=pl.when(wall > 0).then(pl.col("response_tokens") / wall),
         **{name: pl.col(name) for name in ("slowest_step", "slowest_sec")},
         **{name: pl.col(name).fill_null(0).cast(pl.Int64) for name in _COUNTS},
-        waiting="waiting",
+        barrier_share="barrier_share",
         **{share_of(part): pl.col(share_of(part)) for part in PARTS},
     )
 
@@ -73,8 +73,8 @@ def _of_steps() -> list[pl.Expr]:
         duration.quantile(0.9, "linear").alias("p90_sec"),
         slowest.alias("slowest_step"),
         duration.max().alias("slowest_sec"),
-        pl.when(wall.count() > 0).then(wall.sum()).alias("wall_sec"),
-        (pl.col("waiting_sec").sum() / pl.when(spent.sum() > 0).then(spent.sum())).alias("waiting"),
+        pl.when(wall.count() > 0).then(wall.sum()).alias("to_next_step_sec"),
+        (pl.col("waiting_sec").sum() / pl.when(spent.sum() > 0).then(spent.sum())).alias("barrier_share"),
         *((pl.col(_sec_of(part)).sum() / whole).alias(share_of(part)) for part in PARTS),
     ]
 

@@ -26,6 +26,7 @@ Kind = Literal[
     "time",
     "fine time",
     "moment",
+    "bytes",
     "flag",
     "timestamp",
     "list",
@@ -43,6 +44,7 @@ TYPES: Final[Mapping[str, str]] = {
     "time": "number",
     "fine time": "number",
     "moment": "integer",
+    "bytes": "integer",
     "flag": "boolean",
     "timestamp": "string",
     "list": "array",
@@ -51,7 +53,7 @@ TYPES: Final[Mapping[str, str]] = {
 #: The unit of each kind, where the name of the kind does not say it.
 UNITS: Final[Mapping[str, str]] = {
     "ordinal": "from 0; the terminal counts from 1",
-    "share": "from 0 to 1",
+    "share": "1 is 100 %",
     "time": "seconds",
     "fine time": "seconds",
     "moment": "microseconds since the Unix epoch, UTC",
@@ -68,9 +70,10 @@ class Column:
         meaning: What `--explain` and the reference say.
         kind: What the cells are: words; whole numbers; numbers that are printed as whole ones; whole numbers
             that name something, such as steps; numbers that count from 0 where programs read and from 1 where
-            people do; numbers with up to three decimals; shares of 1, which are printed in percent; seconds;
-            Unix microseconds; true or false. The cells of a "time" are alike: the largest one decides how
-            many decimals all have. Those of a "fine time" differ: the smallest one can be read, too.
+            people do; numbers with up to three decimals; shares, which are printed in percent; seconds; Unix
+            microseconds; bytes, which are printed as 1.4 MB; true or false. The cells of a "time" are alike:
+            the largest one decides how many decimals all have. Those of a "fine time" differ: the smallest
+            one can be read, too.
         gives_way: A narrow terminal leaves out the columns with a number, 1 first.
         title: The header, without a unit, where the name is too long for one.
         styles: Colours of words.
@@ -126,7 +129,7 @@ class Column:
         """Return what a terminal shows of a row."""
         if self.cell is not None:
             return self.cell(row)
-        value: Cell = row[self.name]
+        value: Cell = row.get(self.name) if self.optional else row[self.name]
         if self.kind == "ordinal" and isinstance(value, int):
             return str(value + 1)
         return str(value).lower() if value is not None and self.kind in ("id", "flag") else value

@@ -42,8 +42,6 @@ class Table:
     @property
     def title(self) -> str:
         """Its heading in `--explain`."""
-        if not self.row:
-            return self.name
         asked = f" ({self.option})" if self.option else ""
         return f"{self.name.replace('_', ' ')}{asked}: a row is {self.row}"
 
@@ -97,7 +95,7 @@ def polars_types() -> dict[str, Any]:
 
     return {
         **dict.fromkeys(("words", "list", "object"), pl.String),
-        **dict.fromkeys(("count", "id", "ordinal", "moment"), pl.Int64),
+        **dict.fromkeys(("count", "id", "ordinal", "moment", "bytes"), pl.Int64),
         **dict.fromkeys(("number", "rounded", "share", "time", "fine time"), pl.Float64),
         "flag": pl.Boolean,
         "timestamp": pl.Datetime("us", "UTC"),

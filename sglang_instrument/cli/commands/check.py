@@ -7,7 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from sglang_instrument.analysis.tables.rollout.clocks import CLOCKS, ROUND_TRIPS
+from sglang_instrument.analysis.tables.run.log_state import DEATHS, SIGHTINGS, UNENDED
 from sglang_instrument.cli import select
+from sglang_instrument.cli.answer import FOLDER, Key
+from sglang_instrument.cli.log_state import HEALTH
 from sglang_instrument.cli.numbers import count, duration
 from sglang_instrument.cli.tables import print_json, print_line, reading
 
@@ -21,17 +25,23 @@ something is wrong. A process that did not close its log is listed, but is no er
 Use it after a run, or on a run that hangs. For patches and notices of each process: `status`. When no file
 appears at all: `doctor`.
 
---json prints {"folder", "ok", "health": {...}, "open": [{"file", "pid", "event", "tool",
-"request_id", "turn", "age_sec", "place", "stack"}], "clocks": [{"worker", "barriers", "offset_sec",
-"residual_sec"}], "round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec",
-"residual_sec", "same_clock"}],
-"without_records": [PROCESS], "seen": [{"kind", "role", "worker", "step", "since_us", "seen_us",
-"sentence", "run_id"}], "deaths": [{"step", "validate", "worker", "sentence", "advice",
-"evidence": {...}}]}."""
+    gsm8k_600: 1,204,331 records in 96 files: 1 file not closed, 2 open spans
+    step_67/worker_3.jsonl: tool_execution of request 67-3-0114, turn 2 was open for 412 s, at tools.py:88
+    something is wrong"""
 
+TABLES: Final = (UNENDED, DEATHS, SIGHTINGS, CLOCKS, ROUND_TRIPS)
+ANSWER: Final = {
+    "folder": FOLDER,
+    "ok": Key("boolean", "whether nothing is wrong"),
+    "health": Key(HEALTH, "what the reader read and what it left out"),
+    "open": Key(UNENDED),
+    "clocks": Key(CLOCKS),
+    "round_trips": Key(ROUND_TRIPS),
+    "without_records": Key("array", "processes that are described and wrote no record, such as worker_3"),
+    "seen": Key(SIGHTINGS),
+    "deaths": Key(DEATHS),
+}
 _RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
-
-_OF_DEATHS: Final = ("step", "validate", "worker", "sentence", "advice", "evidence")  # attributes of findings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,12 +83,12 @@ def run(args: argparse.Namespace) -> int:
                 "folder": str(opened.folder),
                 "ok": not wrong,
                 "health": asdict(health),
-                "open": still_open,
-                "clocks": clocks,
-                "round_trips": pairs.to_dicts(),
+                "open": UNENDED.in_json(still_open),
+                "clocks": CLOCKS.in_json(clocks),
+                "round_trips": ROUND_TRIPS.in_json(pairs.to_dicts()),
                 "without_records": without_records,
-                "seen": seen,
-                "deaths": [{name: getattr(death, name) for name in _OF_DEATHS} for death in deaths],
+                "seen": SIGHTINGS.in_json(seen),
+                "deaths": DEATHS.in_json(map(asdict, deaths)),
             }
         )
         return int(wrong > 0)

@@ -41,7 +41,7 @@ def print_clocks(pairs: pl.DataFrame, processes: pl.DataFrame) -> None:
             )
             print_line(sentence + _same_clock(row, apart))
     for row in pairs.iter_rows(named=True):
-        if row["low_sec"] > row["high_sec"] and not row["same_clock"]:
+        if row["ahead_at_least_sec"] > row["ahead_at_most_sec"] and not row["same_clock"]:
             print_line(_drifts(row))
 
 
@@ -56,9 +56,10 @@ def _same_clock(row: dict[str, Any], apart: Sequence[dict[str, Any]]) -> str:
 
 
 def _drifts(row: dict[str, Any]) -> str:
+    apart_sec = row["ahead_at_least_sec"] - row["ahead_at_most_sec"]
     return (
         f"no constant offset fits the {count(row['calls'])} round trips of {row['client']} and "
-        f"{row['server']}: a clock drifted, or was set, by {row['low_sec'] - row['high_sec']:.3f} s or more"
+        f"{row['server']}: a clock drifted, or was set, by {apart_sec:.3f} s or more"
     )
 
 

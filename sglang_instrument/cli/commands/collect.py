@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Cell, Column, Styled
+from sglang_instrument.analysis.tables.column import Cell, Styled
+from sglang_instrument.analysis.tables.run.collected import MISSING, NODES, RENAMED
+from sglang_instrument.analysis.tables.table import Row
+from sglang_instrument.cli.answer import Key
+from sglang_instrument.cli.columns import size
 from sglang_instrument.cli.numbers import count
-from sglang_instrument.cli.profile_tables import size
-from sglang_instrument.cli.tables import print_json, print_line, print_table, progress_line
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, progress_line
 from sglang_instrument.errors import InstrumentError, LogError
 
 if TYPE_CHECKING:
     from sglang_instrument.collect.collected import CollectedFolder
     from sglang_instrument.collect.gather import Progress
-    from sglang_instrument.collect.outcome import CollectOutcome, NodeReport
+    from sglang_instrument.collect.outcome import CollectOutcome
 
 HELP: Final = """\
 Bring the files of a run from the disks of many nodes, or from object storage, into one folder.
@@ -37,21 +40,28 @@ end. Files of one name that differ both stay: the second is called worker_0.NODE
 --ssh      rsync over ssh; the nodes need nothing of ours
 --to       writes logs as they close, by the extra `cloud`; run it on each node that has a disk of its own
 
---json prints {"folder", "files", "bytes", "nodes": [{"name", "error", "files", "new_bytes", "sent_bytes",
-"unfinished_bytes"}], "pruned" (files that `prune` deleted here), "missing": [{"path", "node", "held_bytes",
-"bytes"}], "renamed": [{"path", "node", "target"}]}; with --to {"host", "url", "written",
-"bytes", "sent_bytes", "left", "open"}.
+    node   state            files     new    sent  unfinished
+    node1  ok                  96  1.2 GB  140 MB         0 B
+    node2  ssh: timed out       0     0 B       -         0 B
+
 The exit code is 1 if a node failed or a file is not whole."""
 
-_NODES: Final = (
-    Column("node", "its host; with a part of Ray's node id, if several nodes run on that host"),
-    Column("state", "ok, or why it could not be reached or failed in the middle"),
-    Column("files", "files of the run that it holds; nodes of a shared disk hold the same ones", "count"),
-    Column("new", "bytes that it gave now"),
-    Column("sent", "bytes that travelled for them, compressed; unknown of rsync and storage", gives_way=1),
-    Column("unfinished", "bytes after the last whole line of its logs: they come next time", gives_way=2),
-)
-TABLES: Final = {"nodes": _NODES}
+TABLES: Final = (NODES, MISSING, RENAMED)
+ANSWER: Final = {
+    "folder": Key("string", "the folder into which it was brought", optional=True),
+    "files": Key("integer", "how many files of the run are in it", optional=True),
+    "bytes": Key("integer", "bytes of these, or with --to of the files that were written"),
+    "nodes": Key(NODES, optional=True),
+    "pruned": Key("integer", "files that `prune` deleted here: they are not brought again", optional=True),
+    "missing": Key(MISSING, optional=True),
+    "renamed": Key(RENAMED, optional=True),
+    "host": Key("string", "with --to: this machine", optional=True),
+    "url": Key("string", "with --to: where it was written", optional=True),
+    "written": Key("integer", "with --to: how many files were written", optional=True),
+    "sent_bytes": Key("integer", "with --to: their bytes as stored", optional=True),
+    "left": Key("integer", "with --to: how many files were there already", optional=True),
+    "open": Key("array", "with --to: logs that are still written to", optional=True),
+}
 _MOST_NAMED: Final = 8
 _LONGEST_SEC: Final = 1_000_000  # between two rounds of --every
 
@@ -178,14 +188,14 @@ def _as_json(folder: Path, outcome: CollectOutcome) -> dict[str, Any]:
         "folder": str(folder),
         "files": len(outcome.files),
         "bytes": sum(file.held for file in outcome.files),
-        "nodes": [asdict(node) for node in outcome.nodes.values()],
+        "nodes": NODES.in_json(map(asdict, outcome.nodes.values())),
         "pruned": outcome.pruned,
-        "missing": [asdict(missing) for missing in outcome.missing.values()],
-        "renamed": [
+        "missing": MISSING.in_json(map(asdict, outcome.missing.values())),
+        "renamed": RENAMED.in_json(
             {"path": file.path, "node": file.node, "target": file.target}
             for file in outcome.files
             if file.path != file.target
-        ],
+        ),
     }
 
 
@@ -194,7 +204,7 @@ def _print(folder: Path, outcome: CollectOutcome) -> None:
     held = sum(file.held for file in outcome.files)
     from_nodes = f"{len(nodes):,} node{'' if len(nodes) == 1 else 's'}"
     title = f"{folder}: {len(outcome.files):,} files, {size(held)}, from {from_nodes}"
-    print_table(_NODES, [_row(node) for node in nodes], title=title)
+    print_rows(NODES, list(map(asdict, nodes)), title=title, cells=_CELLS)
     renamed = [
         f"{file.path} of {file.node} is {file.target}" for file in outcome.files if file.path != file.target
     ]
@@ -204,10 +214,14 @@ def _print(folder: Path, outcome: CollectOutcome) -> None:
         print_line(line)
 
 
-def _row(node: NodeReport) -> tuple[Cell, ...]:
-    state = Styled("ok", "green") if node.error is None else Styled(node.error, "red")
-    sent = size(node.sent_bytes) if node.sent_bytes else None
-    return (node.name, state, node.files, size(node.new_bytes), sent, size(node.unfinished_bytes))
+def _state(row: Row) -> Cell:
+    return Styled("ok", "green") if row["error"] is None else Styled(row["error"], "red")
+
+
+_CELLS: Final[Mapping[str, Callable[[Row], Cell]]] = {
+    "error": _state,
+    "sent_bytes": lambda row: row["sent_bytes"] or None,
+}
 
 
 def _missing(outcome: CollectOutcome) -> Iterator[str]:

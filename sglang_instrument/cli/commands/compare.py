@@ -7,16 +7,25 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.changes.compare import (
+    COMPARED_CONDITIONS,
+    COMPARED_METRICS,
+    DIFFERING_SETTINGS,
+)
 from sglang_instrument.cli import select
+from sglang_instrument.cli.answer import Key
 from sglang_instrument.cli.columns import NOTHING
-from sglang_instrument.cli.commands.settings_tables import DIFFERENCES, json_of, print_differences
+from sglang_instrument.cli.commands.settings_tables import json_of, print_differences
 from sglang_instrument.cli.numbers import durations, percent, significant
-from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, print_told, reading
 from sglang_instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sglang_instrument.analysis.changes.compare import Comparison, Condition
+    from sglang_instrument.analysis.tables.column import Cell
+    from sglang_instrument.analysis.tables.table import Row
 
 HELP: Final = """\
 Compare run B with run A, step by step: is B slower, where, and are there enough steps to tell?
@@ -24,37 +33,35 @@ Compare run B with run A, step by step: is B slower, where, and are there enough
     sglang-instrument compare logs/before logs/after
     sglang-instrument compare logs/main logs/branch --fail-if "engine > 1.05x"
 
+    metric    of       A        B        B / A  interval      verdict        steps needed
+    duration  a step   38.4 s   41.9 s   1.091  1.02 .. 1.17  higher         6
+    engine    a token  11.2 ms  11.9 ms  1.063  1.05 .. 1.08  higher         2
+    reward    a request  0.41 s   0.41 s   0.998  0.93 .. 1.07  same           4
+
 Metrics that do not depend on which replies the model drew: engine (seconds a token, at equal lengths and
-concurrency), tool, interaction (a turn), reward (a request), preprocess, postprocess, broadcast, cache,
-weights, between (a step). Metrics that do: duration, tokens_per_sec, tokens, p50, p99, tail.
-Equal runs are called different, in any metric, in nominally 3 % of comparisons.
+concurrency), tool, interaction (a turn), reward (a request), environment, preprocess, postprocess, broadcast,
+cache, weights, between_steps (a step). Metrics that do: duration, tokens_per_sec, response_tokens, p50, p99,
+straggler_share. Equal runs are called different, in any metric, in nominally 3 % of comparisons.
 
 --fail-if "METRIC > Nx" (or <) asks whether the ratio lies beyond N. Exit codes: 0 no condition holds; 1 one
 holds; 2 no comparison; 3 too few steps to tell, or a metric that was not measured: for a condition, or
-without conditions for every metric. It never passes with too few steps, and says how many would do.
+without conditions for every metric. It never passes with too few steps, and says how many would do."""
 
---json prints {"a", "b", "steps_a", "steps_b", "left_out_a", "left_out_b", "settings": [{"roles",
-"source", "name", "a": [values], "b": [values]}: those that differ], "cold_a", "cold_b", "paired", "metrics":
-[{"metric", "unit", "steps", "one", "other", "ratio", "low", "high", "verdict", "needed"}], "conditions":
-[{"condition", "outcome", "ratio", "low", "high", "needed"}]}. outcome: holds, does not hold, too few steps,
-not measured."""
-
-_METRICS: Final = (
-    Column("metric", "what is compared"),
-    Column("of", "what A and B are counted by: a token, a turn ...", gives_way=2),
-    Column("A", "mean over the steps of A"),
-    Column("B", "mean over the steps of B"),
-    Column("B / A", "ratio of the means"),
-    Column("interval", "of the ratio; the verdict comes from it", gives_way=1),
-    Column(
-        "verdict",
-        "B is higher, lower, the same (the interval lies within 10 %), or too few steps to tell; only in A, "
-        "only in B: the other run has no call of that kind",
-        styles={"higher": "red", "lower": "green", "same": "dim"},
-    ),
-    Column("steps needed", "of each run, to tell a difference of 10 % in 4 of 5 cases", gives_way=3),
-)
-TABLES: Final = {"settings that differ": DIFFERENCES, "metrics": _METRICS}
+TABLES: Final = (COMPARED_METRICS, COMPARED_CONDITIONS, DIFFERING_SETTINGS)
+ANSWER: Final = {
+    "a": Key("string", "the folder of A"),
+    "b": Key("string", "the folder of B"),
+    "steps_a": Key("array", "the steps of A that are compared"),
+    "steps_b": Key("array", "the steps of B that are compared"),
+    "left_out_a": Key("integer", "how many steps of A are left out because B does not have them"),
+    "left_out_b": Key("integer", "the same of B"),
+    "cold_a": Key("boolean", "whether the first step of A was left out because it was cold"),
+    "cold_b": Key("boolean", "the same of B"),
+    "paired": Key("boolean", "whether steps are compared in pairs, because their prompts were the same"),
+    "metrics": Key(COMPARED_METRICS),
+    "conditions": Key(COMPARED_CONDITIONS),
+    "settings": Key(DIFFERING_SETTINGS),
+}
 _STYLES: Final = {"slower": "bold red", "faster": "bold green", "same": "bold green", "undecided": "bold"}
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9]*\.?[0-9]+)\s*x?\s*$")
 _TOO_FEW: Final = "too few steps"
@@ -98,9 +105,14 @@ def run(args: argparse.Namespace) -> int:
         steps = {"steps_a": compared.steps, "steps_b": compared.other_steps}
         left_out = {"left_out_a": compared.left_out, "left_out_b": compared.other_left_out}
         cold = {"cold_a": compared.cold, "cold_b": compared.other_cold}
-        answer = {"paired": compared.paired, "metrics": rows, "conditions": condition_rows}
-        answer["settings"] = json_of(differences)
-        print_json({"a": first.logs, "b": second.logs, **steps, **left_out, **cold, **answer})
+        answer = {
+            "paired": compared.paired,
+            "metrics": COMPARED_METRICS.in_json(rows),
+            "conditions": COMPARED_CONDITIONS.in_json(condition_rows),
+        }
+        settings_rows = json_of(differences)
+        runs = {"a": first.logs, "b": second.logs}
+        print_json({**runs, **steps, **left_out, **cold, **answer, "settings": settings_rows})
     else:
         print_differences(differences, bool(settings and other_settings))
         _print(f"{second.name} against {first.name}", compared, rows, condition_rows)
@@ -116,19 +128,15 @@ def _print(
     from sglang_instrument.analysis.changes.conclusion import conclusion_of
     from sglang_instrument.analysis.changes.metrics import counted_by
 
-    shown = [
-        (
-            row["metric"],
-            counted_by(row["metric"]),
-            *_in_one_unit(row),
-            NOTHING if row["ratio"] is None else f"{row['ratio']:.3f}",
-            _interval(row),
-            row["verdict"],
-            _needed(row),
-        )
-        for row in rows
-    ]
-    print_table(_METRICS, shown, title=title)
+    cells: dict[str, Callable[[Row], Cell]] = {
+        "of": lambda row: counted_by(row["metric"]),
+        "a_mean": lambda row: _in_one_unit(row)[0],
+        "b_mean": lambda row: _in_one_unit(row)[1],
+        "ratio": lambda row: NOTHING if row["ratio"] is None else f"{row['ratio']:.3f}",
+        "interval": _interval,
+        "steps_needed": _needed,
+    }
+    print_rows(COMPARED_METRICS, rows, title=title, cells=cells)
     concluded = conclusion_of(compared)
     print_line(concluded.basis)
     print_told("conclusion", concluded.sentence, _STYLES[concluded.outcome])
@@ -151,9 +159,9 @@ def _print(
             print_line(f"{word}: {condition['condition']}: {ratio}")
 
 
-def _in_one_unit(row: dict[str, Any]) -> list[str]:
+def _in_one_unit(row: Row) -> list[str]:
     """Return the values of A and B with their unit: rows are different quantities."""
-    values = [row["one"], row["other"]]
+    values = [row["a_mean"], row["b_mean"]]
     if row["unit"].startswith("s "):
         return durations(values)
     if row["unit"] == "share":
@@ -161,16 +169,18 @@ def _in_one_unit(row: dict[str, Any]) -> list[str]:
     return [NOTHING if value is None else significant(value) for value in values]
 
 
-def _interval(row: dict[str, Any]) -> str:
-    return NOTHING if row["low"] is None else f"{significant(row['low'])} .. {significant(row['high'])}"
+def _interval(row: Row) -> str:
+    if row["ratio_at_least"] is None:
+        return NOTHING
+    return f"{significant(row['ratio_at_least'])} .. {significant(row['ratio_at_most'])}"
 
 
-def _needed(row: dict[str, Any]) -> str:
-    if row["needed"] is not None:
-        return f"{row['needed']:,}"
+def _needed(row: Row) -> str:
+    if row["steps_needed"] is not None:
+        return f"{row['steps_needed']:,}"
     if row["ratio"] is None:
         return NOTHING
-    return "2 or more" if row["low"] is None else "over 10,000"
+    return "2 or more" if row["ratio_at_least"] is None else "over 10,000"
 
 
 def _condition(text: str) -> Condition:

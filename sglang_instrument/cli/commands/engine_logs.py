@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.analysis.tables.engine.requests import ENGINE_REQUESTS
+from sglang_instrument.analysis.tables.engine.server_totals import SERVER_TOTALS, WINDOWS
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.numbers import percent
-from sglang_instrument.cli.tables import print_json, print_line, print_rows, print_table
+from sglang_instrument.cli.tables import print_json, print_line, print_rows
 from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
@@ -23,26 +22,6 @@ _KINDS: Final = ("queue", "prefill", "decode")
 _OF_CALLERS: Final = ("worker", "event", "turns", "finish_reason", "cdf")  # options
 #: What commands say where only the engine's processes logged.
 ALONE: Final = "no worker logged, so steps and turns are not known"
-SERVERS: Final = (
-    Column("server", "the engine that served the requests"),
-    Column("requests", "how many it served", "count"),
-    Column("wall", "from its first request to the end of its last", "time", gives_way=1),
-    Column("p50", "half of its requests took at most this long", "time", gives_way=2),
-    Column("p99", "99 % of its requests took at most this long", "time"),
-    Column("max", "its longest request", "time", gives_way=3),
-    Column("queue", "share of the requests' time in which they waited for a place in the batch", "share"),
-    Column("prefill", "share of the requests' time in which prompts were read", "share"),
-    Column("decode", "share of the requests' time in which replies were written", "share"),
-    Column("retracted", "how often it took requests out of its batch to free memory", "count", gives_way=4),
-    Column("tokens", "tokens of its replies", "count"),
-    Column("tokens/s", "tokens of its replies a second of `wall`", "count"),
-)
-WINDOWS: Final = (
-    Column("window", "a stretch of time, from 1; a request belongs to that in which it arrived", "count"),
-    Column("begin", "its first arrival, UTC"),
-    Column("idle", "before it, for how long no request was in flight", "time", gives_way=1),
-    *(column for column in SERVERS if column.name != "server"),
-)
 #: Rows that are shown: the slowest and the last ones.
 _WINDOWS_SHOWN: Final = 12
 _UNKNOWN: Final = ", ".join(f"{NOTHING} {kind}" for kind in _KINDS)
@@ -115,24 +94,12 @@ def print_servers(opened: Run, window_sec: float | None = None) -> None:
     from sglang_instrument.analysis.answers.servers import server_rows
 
     servers = server_rows(opened)
-    rows = [(row["server"], *_counted(row)) for row in servers]
-    many = "1 server" if len(rows) == 1 else f"{len(rows)} servers"
+    many = "1 server" if len(servers) == 1 else f"{len(servers)} servers"
     requests = sum(row["requests"] for row in servers)
-    print_table(SERVERS, rows, title=f"{opened.name}: {many}, {requests:,} requests of the engine")
+    title = f"{opened.name}: {many}, {requests:,} requests of the engine"
+    print_rows(SERVER_TOTALS, servers, title=title)
     print_windows(opened, window_sec)
     print_line(f"{ALONE}; a trainer that runs with this package logs them, and `doctor` says what to bind")
-
-
-def _counted(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (
-        row["requests"],
-        row["wall_sec"],
-        *(row[f"{name}_sec"] for name in ("p50", "p99", "max")),
-        *(row["shares"].get(kind) for kind in _KINDS),
-        row["retractions"],
-        row["completion_tokens"],
-        row["tokens_per_sec"],
-    )
 
 
 def print_windows(opened: Run, window_sec: float | None = None) -> None:
@@ -147,19 +114,14 @@ def print_windows(opened: Run, window_sec: float | None = None) -> None:
         latest = windows[-4:]
         slowest = sorted(windows[:-4], key=lambda row: -(row["p99_sec"] or 0.0))[: _WINDOWS_SHOWN - 4]
         shown = sorted([*slowest, *latest], key=lambda row: int(row["window"]))
-    rows = [(row["window"], _clock(row["begin_us"]), row["idle_sec"], *_counted(row)) for row in shown]
     many = "1 window" if len(windows) == 1 else f"{len(windows)} windows"
-    print_table(WINDOWS, rows, title=f"\n{many} of time, in place of steps")
+    print_rows(WINDOWS, shown, title=f"\n{many} of time, in place of steps")
     if len(shown) < len(windows):
         print_line(f"{len(shown)} of {many} are shown, the slowest and the last; --json prints all")
-    if windows[0]["cut"] == "idle":
+    if windows[0]["cut_by"] == "idle":
         print_line(
             "a window ends where no request was in flight for a while; --window SECONDS cuts by the clock"
         )
-
-
-def _clock(begin_us: int) -> str:
-    return datetime.fromtimestamp(begin_us / 1e6, timezone.utc).strftime("%m-%d %H:%M:%S")
 
 
 def engine_line(engine: dict[str, Any]) -> str:

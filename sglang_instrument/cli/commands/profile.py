@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.cli.profile_tables import ANSWER as ANSWER
 from sglang_instrument.cli.profile_tables import TABLES as TABLES
 from sglang_instrument.config import PREFIX
 from sglang_instrument.errors import ConfigError, InstrumentError

@@ -10,9 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.cli.columns import NOTHING
+from sglang_instrument.analysis.tables.profiling.switching import CAPTURES, CHECKS
 from sglang_instrument.cli.numbers import duration
-from sglang_instrument.cli.profile_tables import print_captures, print_files, print_findings, print_outcomes
+from sglang_instrument.cli.profile_tables import (
+    print_captures,
+    print_files,
+    print_findings,
+    print_outcomes,
+    rows_of_files,
+)
 from sglang_instrument.cli.tables import print_json, print_line, progress_line
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.profilers.from_outside.capture import CaptureResult, Progress, start_and_note
@@ -31,7 +37,7 @@ from sglang_instrument.profilers.http_client import all_at_once
 from sglang_instrument.profilers.identify_engine import EngineIdentity, identify
 from sglang_instrument.profilers.options import ProfileOptions
 from sglang_instrument.profilers.switching import START_SEC, STOP_SEC, SwitchOutcome, stop_all
-from sglang_instrument.profilers.trace_files import TraceFile, files_in, wait_for_files
+from sglang_instrument.profilers.trace_files import files_in, wait_for_files
 from sglang_instrument.profilers.workers import EngineWorker
 
 _FILES_SEC: Final = 60.0  # for files to be complete, once the profilers have stopped
@@ -78,7 +84,7 @@ def stop(args: argparse.Namespace, workers: Sequence[EngineWorker], options: Pro
             mark_stopped(folder)
     whole = all(file.whole is not False for group in files for file in group)
     if args.json:
-        print_json({"workers": [outcome.as_json() for outcome in stopped], "files": _as_json(files)})
+        print_json({"workers": [outcome.as_json() for outcome in stopped], "files": rows_of_files(files)})
     else:
         print_outcomes(stopped)
         print_files(files)
@@ -98,7 +104,7 @@ def status(args: argparse.Namespace, workers: Sequence[EngineWorker], options: P
     known = captures(options.output_dir)
     rows = [_standing(worker, engine, known) for worker, engine in zip(workers, engines, strict=True)]
     if args.json:
-        print_json({"workers": rows})
+        print_json({"captures": CAPTURES.in_json(rows)})
     else:
         print_captures(rows)
         print_line(
@@ -121,7 +127,7 @@ def check(args: argparse.Namespace, workers: Sequence[EngineWorker], options: Pr
         findings += check_log(args.log)
     wrong = any(finding.ok is False for finding in findings)
     if args.json:
-        print_json({"ok": not wrong, "findings": [vars(finding) for finding in findings]})
+        print_json({"ok": not wrong, "checks": CHECKS.in_json(map(vars, findings))})
     else:
         print_findings(findings)
     return int(wrong)
@@ -207,7 +213,7 @@ def _standing(
             }
     return {
         **_row(worker, engine),
-        "state": NOTHING,
+        "state": None,
         "since_sec": None,
         "folder": None,
         "files": 0,
@@ -262,14 +268,8 @@ def _capture_json(done: CaptureResult) -> dict[str, Any]:
         "workers": [outcome.as_json() for outcome in done.started],
         "stopped": [outcome.as_json() for outcome in done.stopped],
         "requests": {"asked": done.asked, "answered": done.answered},
-        "files": _as_json(done.files),
+        "files": rows_of_files(done.files),
     }
-
-
-def _as_json(files: Sequence[Sequence[TraceFile]]) -> list[dict[str, Any]]:
-    return [
-        {"path": str(file.path), "bytes": file.size, "whole": file.whole} for group in files for file in group
-    ]
 
 
 @contextmanager

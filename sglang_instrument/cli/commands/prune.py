@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.profile_tables import size
+from sglang_instrument.cli.columns import size
 from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, progress_line
 from sglang_instrument.errors import LogError

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
-from sglang_instrument.cli.columns import NOTHING
-from sglang_instrument.cli.profile_tables import size
-from sglang_instrument.cli.tables import print_json, print_line, print_table, progress_line
+from sglang_instrument.analysis.tables.run.launches import EXPERIMENTS, LAUNCHES
+from sglang_instrument.cli.answer import Key
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, progress_line
 from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
@@ -28,35 +26,16 @@ List the experiments below a folder, or the runs (launches) of one experiment, t
     sglang-instrument runs logs/gsm8k_600        # its runs, with their ids
     sglang-instrument summary logs/gsm8k_600@20261123T0815      # open an older run by the begin of its id
 
---json prints {"folder", "runs": [{"logs" (what other commands open), "run_id", "runs", "begun_us", "bytes",
-"steps", "workers", "step_sec", "trend", "verdict", "cause", "error"}]}; "error" says why a folder cannot be
-read. A trend of 0.1 is 10 % slower; it is null for fewer than 6 steps."""
+    logs       runs  begun               size  steps  workers  median step s  slowdown %  cause
+    gsm8k_400     1  2026-11-21 09:12  1.1 GB    400        8           38.4         1.2  -
+    gsm8k_600     2  2026-11-23 08:15  1.6 GB    612        8           41.9        11.0  engine, step 67"""
 
 _FEWEST: Final = 6  # steps; the halves of fewer differ by chance
-_BEGUN: Final = Column("begun", "local time of the first record", gives_way=3)
-_FROM_STEPS: Final = (
-    Column("steps", "how many steps have a record", "count"),
-    Column("workers", "how many workers logged", "count", gives_way=1),
-    Column("step", "median time of a step", "time"),
-    Column("trend", "by how much the later half of the steps took longer than the first half", "share"),
-)
-_VERDICT: Final = Column("verdict", "its first finding; `summary` says it in full")
-_EXPERIMENTS: Final = (
-    Column("logs", "the experiment's folder"),
-    Column("runs", "launches that logged to it; the other columns describe the newest of each step", "count"),
-    _BEGUN,
-    *_FROM_STEPS,
-    Column("size", "of its files", gives_way=2),
-    _VERDICT,
-)
-_RUNS: Final = (
-    Column("run", "the id of a launch"),
-    _BEGUN,
-    *_FROM_STEPS,
-    Column("size", "of the files that it wrote to", gives_way=2),
-    _VERDICT,
-)
-TABLES: Final = {"experiments in a folder": _EXPERIMENTS, "runs of an experiment": _RUNS}
+TABLES: Final = (EXPERIMENTS, LAUNCHES)
+ANSWER: Final = {
+    "folder": Key("string", "the folder of experiments, or of one"),
+    "runs": Key(EXPERIMENTS, "a row is an experiment of the folder, or a launch of the one experiment"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _FACTS: Final = (
-    *("run_id", "runs", "begun_us", "bytes", "steps", "workers", "step_sec", "trend"),
+    *("run_id", "runs", "begun_us", "bytes", "steps", "workers"),
+    *("median_step_sec", "slowdown_share"),
     *("verdict", "cause"),
 )
 
@@ -83,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             rows.append(_row(path))
     rows.sort(key=lambda row: (row["begun_us"] or 0, row["logs"]))
     if args.json:
-        print_json({"folder": str(folder), "runs": rows})
+        print_json({"folder": str(folder), "runs": EXPERIMENTS.in_json(rows)})
     else:
         _print(folder, rows)
     return 0
@@ -134,15 +114,15 @@ def _of_log(opened: Run) -> tuple[str | None, int, int | None, int]:
 
 
 def _of_steps(opened: Run) -> tuple[int, int, float | None, float | None]:
-    """Return the number of steps and of workers, the median time of a step, and the trend."""
+    """Return the number of steps and of workers, the median time of a step, and the slowdown."""
     from sglang_instrument.analysis.answers.steps import step_table
 
     took = step_table(opened.digest).filter(validate=False)["duration_sec"].to_list()
     known = [sec for sec in took if sec is not None]
-    return len(took), len(opened.workers), median(known) if known else None, trend_of(known)
+    return len(took), len(opened.workers), median(known) if known else None, slowdown_of(known)
 
 
-def trend_of(took: Sequence[float]) -> float | None:
+def slowdown_of(took: Sequence[float]) -> float | None:
     """Return by what share the later half of the steps took longer than the first half; None for few."""
     if len(took) < _FEWEST:
         return None
@@ -164,18 +144,7 @@ def _cause(verdict: Verdict) -> str | None:
 def _print(folder: Path, rows: list[dict[str, Any]]) -> None:
     # Whether these are the runs of one experiment, not several experiments.
     of_one = any(row["run_id"] and row["logs"].endswith(f"@{row['run_id']}") for row in rows)
-    cells = [
-        (
-            row["run_id"] if of_one and row["run_id"] else Path(row["logs"]).name,
-            *(() if of_one else (row["runs"],)),
-            _begun(row["begun_us"]),
-            *(row[name] for name in ("steps", "workers", "step_sec", "trend")),
-            None if row["bytes"] is None else size(row["bytes"]),
-            "unreadable" if row["error"] else row["cause"],
-        )
-        for row in rows
-    ]
-    print_table(_RUNS if of_one else _EXPERIMENTS, cells, title=str(folder))
+    print_rows(LAUNCHES if of_one else EXPERIMENTS, rows, title=str(folder))
     for row in rows:
         if row["error"]:
             print_line(row["error"])
@@ -184,9 +153,3 @@ def _print(folder: Path, rows: list[dict[str, Any]]) -> None:
         print_line(f"several runs share a folder; their ids, to open one: `runs {shared}`")
     elif of_one:
         print_line(f"open one in any command: `summary {rows[0]['logs']}`")
-
-
-def _begun(at_us: int | None) -> str:
-    if at_us is None:
-        return NOTHING
-    return datetime.fromtimestamp(at_us / 1e6, timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M")

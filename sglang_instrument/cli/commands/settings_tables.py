@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.changes.compare import DIFFERING_SETTINGS
 from sglang_instrument.cli.columns import NOTHING
-from sglang_instrument.cli.tables import print_line, print_table
+from sglang_instrument.cli.tables import print_line, print_rows
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.settings.differences import Difference
     from sglang_instrument.analysis.settings.recorded import Setting, Value
+    from sglang_instrument.analysis.tables.column import Cell
+    from sglang_instrument.analysis.tables.table import Row
 
-DIFFERENCES: Final = (
-    Column("processes", "the roles of the processes that have the setting", gives_way=1),
-    Column("setting", "what holds it, and its name in there"),
-    Column("A", "its value in A; several where the processes differ; - where A has no such setting"),
-    Column("B", "the same of B"),
-)
 _MOST: Final = 20  # on one screen
 
 
@@ -36,22 +32,15 @@ def print_differences(differences: Sequence[Difference], are_recorded: bool) -> 
     elif not differences:
         print_line("settings: the same in both runs, as far as they were recorded")
     else:
-        rows = [
-            (
-                ", ".join(difference.roles),
-                f"{difference.source} {difference.name}",
-                *map(_words, difference[3:]),
-            )
-            for difference in differences[:_MOST]
-        ]
-        print_table(DIFFERENCES, rows, title="settings that differ")
+        rows = [difference._asdict() for difference in differences[:_MOST]]
+        print_rows(DIFFERING_SETTINGS, rows, title="settings that differ", cells=_CELLS)
         if len(differences) > _MOST:
             print_line(f"{len(differences) - _MOST:,} more settings differ; --json has all")
 
 
 def json_of(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     """Return the settings that differ, for `--json`."""
-    return [difference._asdict() for difference in differences]
+    return DIFFERING_SETTINGS.in_json(difference._asdict() for difference in differences)
 
 
 def _words(values: Sequence[Value]) -> str:
@@ -62,3 +51,11 @@ def _word(value: Value) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_CELLS: Final[Mapping[str, Callable[[Row], Cell]]] = {
+    "roles": lambda row: ", ".join(row["roles"]),
+    "setting": lambda row: f"{row['source']} {row['name']}",
+    "a": lambda row: _words(row["a"]),
+    "b": lambda row: _words(row["b"]),
+}

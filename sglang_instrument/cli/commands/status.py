@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglang_instrument.analysis.reading.processes_of_run import ABRUPT, REACHED, RunProcesses, read_processes
-from sglang_instrument.analysis.tables.column import Cell, Column
-from sglang_instrument.cli.columns import NOTHING
+from sglang_instrument.analysis.tables.column import Cell
+from sglang_instrument.analysis.tables.run.process_states import STATES
+from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.numbers import count
 from sglang_instrument.cli.select import LOGS_HELP
-from sglang_instrument.cli.tables import print_json, print_line, print_table
+from sglang_instrument.cli.tables import print_json, print_line, print_rows
 from sglang_instrument.plain_text import listed
 
 HELP: Final = """\
@@ -21,30 +22,19 @@ record, what did it drop. `check` finds torn, missing or unfinished logs; `docto
 
 A process describes itself when its code is patched, every 10 s while it records, and when it ends. Below the
 table are the missing events with the reason, and the notices of the processes.
---json prints {"folder", "run_id", "older" (processes of other runs), "unreadable", "processes": [...]}."""
 
-_PROCESSES: Final = (
-    Column("process", 'role and rank; "reached" if it has recorded nothing so far'),
-    Column("host", "where it runs", gives_way=2),
-    Column("pid", "its process id", "count", gives_way=1),
-    Column(
-        "state",
-        "running, ended, or ended abruptly (killed, os._exit, exec); of processes of this host",
-        styles={ABRUPT: "red", "running": "green"},
-    ),
-    Column("actor", "the class of the Ray actor", gives_way=3),
-    Column("versions", "of the packages that it uses", gives_way=4),
-    Column("patches", "events that it can record, of those whose code it imported"),
-    Column(
-        "records",
-        'how many it recorded; "at least 40" if the final report is missing: killed, or on another host',
-        "count",
-        gives_way=5,
-    ),
-    Column("dropped", "records that could not be written", "count"),
-    Column("notices", "how many notices it gave; they follow below", "count"),
-)
-TABLES: Final = {"processes": _PROCESSES}
+    process   host   pid    state    versions                   patches   recorded  dropped  notices
+    worker_0  node1  41200  running  sglang 0.5.4.post1 verl..  34 of 36     18,204        0        0
+    worker_1  node1  41201  running  sglang 0.5.4.post1 verl..  34 of 36     17,981        0        0"""
+
+TABLES: Final = (STATES,)
+ANSWER: Final = {
+    "folder": FOLDER,
+    "run_id": Key("string", "the newest run"),
+    "older": Key("array", "names of the processes of other runs"),
+    "unreadable": Key("object", "why a file in processes/ could not be read, by file"),
+    "processes": Key(STATES, "a row is a process, with all that its file in processes/ says"),
+}
 _HIDDEN_VERSIONS: Final = ("sglang_instrument", "torch", "ray", "vllm")  # --json has them
 
 
@@ -79,31 +69,32 @@ def _print_json(described: RunProcesses) -> None:
 
 
 def _print(described: RunProcesses) -> None:
-    rows = [_row(name, facts) for name, facts in described.processes.items()]
+    rows = [_row(process, facts) for process, facts in described.processes.items()]
     title = f"{described.folder}, run {described.run_id}"
-    print_table(_PROCESSES, rows, title=title)
+    print_rows(STATES, rows, title=title)
     said = (*_missing(described.processes), *_complaints(described.processes))
     for line in (*said, *_ended_abruptly(described.processes), *_left_out(described)):
         print_line(line)
 
 
-def _row(name: str, facts: Mapping[str, Any]) -> tuple[Cell, ...]:
+def _row(process: str, facts: Mapping[str, Any]) -> dict[str, Cell]:
     records, patches = facts.get("records", {}), facts.get("patches", [])
     versions = facts.get("versions", {})
     matched = sum(patch["state"] == "found" for patch in patches)
     wanted = matched + len(_lacking(patches))
-    return (
-        REACHED if facts.get("role", "") is None else name,
-        facts.get("host"),
-        str(facts.get("pid", NOTHING)),
-        facts["state"] or None,
-        facts.get("actor") or None,
-        " ".join(f"{name} {version}" for name, version in versions.items() if name not in _HIDDEN_VERSIONS),
-        f"{matched} of {wanted}" if wanted else None,
-        _at_least(records.get("recorded"), facts),
-        _at_least(records.get("dropped"), facts),
-        count(sum(said["times"] for said in facts.get("notices", []))),
-    )
+    shown = [f"{name} {version}" for name, version in versions.items() if name not in _HIDDEN_VERSIONS]
+    return {
+        "process": REACHED if facts.get("role", "") is None else process,
+        "host": facts.get("host"),
+        "pid": facts.get("pid"),
+        "state": facts["state"] or None,
+        "actor": facts.get("actor") or None,
+        "versions": " ".join(shown) or None,
+        "patches": f"{matched} of {wanted}" if wanted else None,
+        "recorded": _at_least(records.get("recorded"), facts),
+        "dropped": _at_least(records.get("dropped"), facts),
+        "notices": count(sum(notice["times"] for notice in facts.get("notices", []))),
+    }
 
 
 def _at_least(counted: int | None, facts: Mapping[str, Any]) -> str:

@@ -9,18 +9,23 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.tables.engine.server_totals import SERVER_TOTALS, WINDOWS
+from sglang_instrument.analysis.tables.rollout.ledger import LEDGER, STEP_PARTS
+from sglang_instrument.analysis.tables.rollout.periods import PERIODS
 from sglang_instrument.analysis.tables.rollout.steps import STEPS
 from sglang_instrument.analysis.tables.rollout.workers import WORKERS
-from sglang_instrument.analysis.tables.table import Table
+from sglang_instrument.analysis.tables.run.findings import FINDINGS
 from sglang_instrument.cli import select
+from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.commands.settings_tables import settings_words
+from sglang_instrument.cli.log_state import HEALTH
 from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.summaries import large_run
 from sglang_instrument.cli.summaries import periods as periods_printed
 from sglang_instrument.cli.summaries import steps as steps_printed
-from sglang_instrument.cli.summaries.ledger import LEDGER, print_ledger
+from sglang_instrument.cli.summaries.ledger import print_ledger
 from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
 from sglang_instrument.schema import PHASES
 
@@ -37,36 +42,38 @@ names what cost most, and what to look at next.
     sglang-instrument summary logs/gsm8k_600 --by week      # a row a week of a run of any size; also: day
     sglang-instrument summary logs/servers --window 60      # servers without steps: by windows of a minute
 
---json prints {"folder", "verdict", "findings": [{"cause", "scope", "step", "validate", "worker",
-"request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step",
-"validate", "workers", "slowest_worker", "duration_sec", "busy_sec", "interval_sec", "unaccounted_sec",
-"requests", "response_tokens", "p50_sec", "p99_sec", "max_sec", "straggler_share", "start_us", "phases":
-{PHASE: share of all workers' time}}], "workers": [the same of each worker], "ledger": {"steps": [{"step",
-"validate", "worker", "part", "event", "waited_for", "sec"}], "workers": [the same of each worker, with
---step]}, "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or
-null (a null in it means unknown), "servers": [{"server", "requests", "wall_sec", "completion_tokens",
-"tokens_per_sec", ...}], "windows": [in place of steps: {"window", "begin_us", "cut", "idle_sec", ... as a
-server}] or [], "health": {...}}. The worker of a finding is null where it concerns all. Shares and tail
-are from 0 to 1. With --by, "periods" stand in place of steps, workers and ledger: {"by", "timezone": "UTC",
-"periods": [{"period", "begin", "steps", "requests", "response_tokens", "p50_sec", "p90_sec", "wall_sec",
-"tokens_per_sec", "slowest_step", "slowest_sec", "failed", "unended", "dropped", "restarts", "waiting",
-"parts": {PART: share of wall_sec}}]}."""
+    step  duration s  to next step s  requests  p50 s  p99 s  straggler %  barrier %  engine %  tool %
+    66          38.4            41.0       256   11.2   30.9           21         12        78      10
+    67         131.0           134.1       256   12.0  124.0           68         43        91       4"""
 
 _NO_ENGINE: Final = 'SGLang\'s own processes logged nothing; engine_detail="requests" records their requests'
 _SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
-TABLES: Final = (
-    STEPS,
-    WORKERS,
-    *(
-        Table(title, "", tuple(columns))
-        for title, columns in {
-            **periods_printed.TABLES,
-            "--step N: what its wall time was spent on": LEDGER,
-            "where only SGLang's own processes logged: the servers": engine_logs.SERVERS,
-            "there, and with --window: windows of time in place of steps": engine_logs.WINDOWS,
-        }.items()
-    ),
-)
+TABLES: Final = (STEPS, WORKERS, LEDGER, STEP_PARTS, PERIODS, SERVER_TOTALS, WINDOWS)
+_LEDGER: Final = {
+    "steps": Key(LEDGER),
+    "workers": Key(LEDGER, "the same of each worker, with --step", optional=True),
+}
+_ENGINE: Final = {
+    "requests": Key("integer", "how many the engines' own processes logged"),
+    "retractions": Key("integer", "how often requests were taken out of the batch to free memory"),
+    "shares": Key("object", "shares of queue, prefill and decode in their time; null where not known"),
+    "explains": Key("string", "why the first finding took so long; null without it"),
+}
+ANSWER: Final = {
+    "folder": FOLDER,
+    "verdict": Key("string", "the verdict in words"),
+    "findings": Key(FINDINGS),
+    "windows": Key(WINDOWS, optional=True),
+    "steps": Key(STEPS, optional=True),
+    "workers": Key(WORKERS, optional=True),
+    "ledger": Key(_LEDGER, "what the time of each step was spent on", optional=True),
+    "engine": Key(_ENGINE, "what the engines' own processes logged; null without their logs", optional=True),
+    "servers": Key(SERVER_TOTALS, optional=True),
+    "by": Key("string", "day or week; only with --by, in place of the keys above", optional=True),
+    "timezone": Key("string", "UTC", optional=True),
+    "periods": Key(PERIODS, optional=True),
+    "health": Key(HEALTH, "what the reader read and what it left out"),
+}
 
 _Row = dict[str, Any]
 
@@ -129,12 +136,12 @@ def run(args: argparse.Namespace) -> int:
         why = explain(opened, findings[0]) if tells_first_finding else ""
         engine = engine_summary(opened)
     if args.json:
-        said = {"verdict": verdict.sentence, "findings": [asdict(finding) for finding in findings]}
+        said = {"verdict": verdict.sentence, "findings": FINDINGS.in_json(map(asdict, findings))}
         if args.by:
             rows = periods_printed.json_of(args.by, periods)
             print_json({"folder": str(opened.folder), **said, **rows, "health": asdict(opened.health)})
             return 0
-        windows = _windows(opened, args.window)
+        windows = WINDOWS.in_json(_windows(opened, args.window))
         _print_json(
             opened,
             chosen,
@@ -240,15 +247,15 @@ def _print_json(
 ) -> None:
     from sglang_instrument.analysis.answers.servers import server_rows
 
-    of_workers = {} if chosen is None else {"workers": summary.spent_by_workers}
+    of_workers = {} if chosen is None else {"workers": LEDGER.in_json(summary.spent_by_workers)}
     answer = {
         "folder": str(opened.folder),
         **verdict,
         "steps": STEPS.in_json(map(_with_phases, summary.steps)),
         "workers": WORKERS.in_json(map(_with_phases, summary.workers)),
-        "ledger": {"steps": summary.spent, **of_workers},
+        "ledger": {"steps": LEDGER.in_json(summary.spent), **of_workers},
         "engine": engine,
-        "servers": server_rows(opened),
+        "servers": SERVER_TOTALS.in_json(server_rows(opened)),
         "health": asdict(opened.health),
     }
     print_json(answer)

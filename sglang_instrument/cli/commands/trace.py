@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.profiling.traces import (
+    CATEGORIES,
+    COPIES,
+    GAP_SIZES,
+    GAPS,
+    GRAPHS,
+    IDLE_IN_STEPS,
+    KERNELS,
+    OPERATORS,
+    RANKS,
+    STAGES,
+    STREAMS,
+    USE,
+)
+from sglang_instrument.analysis.tables.table import Table
+from sglang_instrument.cli.answer import Key
 from sglang_instrument.cli.numbers import duration
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.plain_text import listed
 
@@ -21,13 +36,58 @@ Analyse the traces that the torch profilers of SGLang and vLLM write; `profile c
     sglang-instrument trace analyze /tmp/sglang_profile
     sglang-instrument trace analyze /tmp/sglang_profile --run logs/gsm8k_600 --rank TP-0 --top 10
 
-It shows GPU busy and idle time, kernels, communication and its exposed part, prefill and decode, idle gaps
-and the CPU work during them, CUDA graphs, streams and copies; of several ranks, which one the others wait
-for; with --run, what the requests waited for while the engine was idle.
+It shows GPU busy and idle time, kernels, communication and how much of it runs alone, prefill and decode,
+idle gaps and the CPU work during them, CUDA graphs, streams and copies; of several ranks, which one the
+others wait for; with --run, what the requests waited for while the engine was idle.
+
+    what the GPU did
+    category       share %    count  total s
+    gemm              61.2   18,432     4.18
+    communication     22.0    4,096     1.50
 
 A file may have gigabytes, be compressed by gzip, or be cut short. docs/reference/kernel-traces.md defines
-each number and the keys that --json prints. To look at traces beside a run:
-`export LOGS --perfetto FILE --traces DIR`."""
+each number. To look at traces beside a run: `export LOGS --perfetto FILE --traces DIR`."""
+
+#: Tables of one trace in the order in which they are shown, by their keys in --json: title and table.
+_SHOWN: Final = {
+    "categories": ("what the GPU did", CATEGORIES),
+    "kernels": ("kernels", KERNELS),
+    "stages": ("prefill and decode", STAGES),
+    "gaps": ("longest idle times, and the CPU work over them", GAPS),
+    "gap_sizes": ("idle times by length", GAP_SIZES),
+    "graphs": ("CUDA graphs", GRAPHS),
+    "streams": ("streams", STREAMS),
+    "copies": ("copies", COPIES),
+    "cpu_ops": ("operators on the CPU, by their own time", OPERATORS),
+}
+TABLES: Final = (RANKS, *(table for _, table in _SHOWN.values()), IDLE_IN_STEPS)
+_TRACE: Final = {
+    "file": Key("string", "its path"),
+    "rank": Key("string", "as in the file's name, such as TP-0; else the rank that the trace names"),
+    "stage": Key("string", "prefill or decode, if the file holds only one of them"),
+    "profile_id": Key("string", "the part of the name that the files of one capture share"),
+    "start_us": Key("integer", "its first event that counts, since the Unix epoch; null without a clock"),
+    "window_sec": Key("number", "from the first work on the GPU to the end of the last"),
+    "events": Key("integer", "how many were read"),
+    "truncated": Key("boolean", "whether the file ends early"),
+    "broken": Key("integer", "events that could not be decoded"),
+    "host": Key("string", "its name; null if the trace does not tell it"),
+    "devices": Key("array", "names of the GPUs"),
+    "on_gpu": Key("boolean", "whether it has work of a GPU"),
+    "is_missing_gpu": Key("boolean", "whether it has none, though it has GPUs, or calls to them, or nothing"),
+    "other_kinds": Key("object", "how many events of kinds that do not count, by category"),
+    "use": Key(Table("use", "how the time of the trace was used", USE), is_row=True),
+    **{name: Key(table) for name, (_, table) in _SHOWN.items()},
+}
+ANSWER: Final = {
+    "folder": Key("string", "the folder, or the file"),
+    "slow": Key("string", "the rank that the others wait for; null if none is named"),
+    "sentence": Key("string", "why this rank is slow, or why no rank is named"),
+    "ranks": Key(RANKS),
+    "traces": Key(_TRACE, "each trace", is_list=True),
+    "steps": Key(IDLE_IN_STEPS),
+    "unreadable": Key("object", "why a file is no trace, or ends before the first event, by file"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,16 +150,8 @@ def _detailed(analysis: Analysis) -> TraceAnalysis:
 
 def _print_ranks(analysis: Analysis) -> None:
     several = len({row["engine"] for row in analysis.ranks}) > 1
-    rows = [
-        (
-            " ".join(filter(None, (row["engine"] if several else "", row["rank"], row["stage"]))),
-            row["window_sec"],
-            row["busy"],
-            *(row.get(f"{name}_sec") for name in ("compute", "communication", "exposed")),
-        )
-        for row in analysis.ranks
-    ]
-    print_table(_RANKS, rows, title=f"{analysis.folder}: {len(rows)} traces")
+    rows = [{**row, "several": several} for row in analysis.ranks]
+    print_rows(RANKS, rows, title=f"{analysis.folder}: {len(rows)} traces")
     print_line(analysis.sentence)
 
 
@@ -116,11 +168,11 @@ def _print_trace(trace: TraceAnalysis) -> None:
     if trace.other_kinds and (trace.is_missing_gpu or not trace.on_gpu):
         kinds = sorted(trace.other_kinds.items(), key=lambda kind: -kind[1])
         print_line(f"kinds that are not known: {listed([f'{name} ({count:,})' for name, count in kinds], 5)}")
-    for name, (title, columns) in _TABLES.items():
-        rows = trace.tables[name]  # the long tables have --top rows
-        if rows and not (trace.on_gpu and name == "cpu_ops"):
-            cells = [tuple(_cell(row.get(key)) for key in columns) for row in rows]
-            print_table(list(columns.values()), cells, title=f"\n{title}")
+    # The long tables have --top rows.
+    shown = [name for name in _SHOWN if trace.tables[name] and not (trace.on_gpu and name == "cpu_ops")]
+    for name in shown:
+        title, table = _SHOWN[name]
+        print_rows(table, trace.tables[name], title=f"\n{title}", explained=name == shown[-1])
 
 
 def _sentence(trace: TraceAnalysis) -> str:
@@ -128,121 +180,9 @@ def _sentence(trace: TraceAnalysis) -> str:
     if trace.is_missing_gpu:
         return "no GPU events, so nothing about the GPU is known: did the profiler record its activities?"
     if not trace.on_gpu:
-        return f"no GPU events; the engine was busy {use['busy']:.0%}, idle {duration(use['idle_sec'])}"
+        return f"no GPU events; the engine was busy {use['busy_share']:.0%}, idle {duration(use['idle_sec'])}"
     return (
-        f"the GPU was busy {use['busy']:.1%}, idle {duration(use['idle_sec'])}; communication "
-        f"{use['communication']:.1%} of the busy time, {duration(use['exposed_sec'])} of its "
-        f"{duration(use['communication_sec'])} exposed"
+        f"the GPU was busy {use['busy_share']:.1%}, idle {duration(use['idle_sec'])}; communication "
+        f"{use['communication_share']:.1%} of the busy time: {duration(use['communication_sec'])}, "
+        f"{duration(use['communication_alone_sec'])} of it while nothing was computed"
     )
-
-
-def _cell(value: Any) -> Any:
-    """Return a cell; names are cut in the middle: kernels have names of a thousand characters."""
-    if not isinstance(value, str):
-        return value
-    return value if len(value) <= 64 else f"{value[:44]}…{value[-19:]}"
-
-
-_RANKS: Final = (
-    Column("rank", "the engine, if there are several, and the rank"),
-    Column("window", "the time that the trace covers", "time"),
-    Column("busy", "share of it in which the GPU (without one, the engine) was at work", "share"),
-    Column("compute", "GPU time in kernels that compute", "time"),
-    Column("communication", "GPU time in kernels that communicate", "time", gives_way=1),
-    Column("exposed", "communication while nothing was computed", "time"),
-)
-_SHARE: Final = Column("share", "of the GPU's busy time", "share")
-_COUNT: Final = Column("count", "how many", "count")
-_TOTAL: Final = Column("total", "sum of their durations", "time")
-#: Tables in the order in which they are shown: title, and the columns by the keys of their values.
-_TABLES: Final[dict[str, tuple[str, dict[str, Column]]]] = {
-    "categories": (
-        "what the GPU did",
-        {
-            "category": Column("category", "a kind of kernel or copy"),
-            "share": _SHARE,
-            "count": _COUNT,
-            "total_sec": _TOTAL,
-        },
-    ),
-    "kernels": (
-        "kernels",
-        {
-            "name": Column("kernel", "its name, cut in the middle"),
-            "category": Column("category", "its kind", gives_way=1),
-            "share": _SHARE,
-            "count": _COUNT,
-            "total_sec": _TOTAL,
-            "mean_us": Column("mean us", "mean duration in microseconds", "number"),
-        },
-    ),
-    "stages": (
-        "prefill and decode",
-        {
-            "stage": Column("stage", "prefill or decode"),
-            "steps": Column("steps", "batches that the engine ran", "count"),
-            "step_sec": Column("on CPU", "their time on the CPU", "time"),
-            "p50_ms": Column("p50 ms", "half of them took at most this long", "number"),
-            "p99_ms": Column("p99 ms", "99 % of them took at most this long", "number"),
-            "gpu_sec": Column("on GPU", "GPU time of what they launched", "time"),
-            "gpu_share": Column("of GPU", "share of the GPU's busy time", "share"),
-        },
-    ),
-    "gaps": (
-        "longest idle times, and the CPU work over them",
-        {
-            "cpu": Column("on the CPU", "the CPU work that covers most of it"),
-            "at_sec": Column("at", "its begin, after that of the trace", "time"),
-            "duration_sec": Column("idle", "for how long no GPU stream worked", "time"),
-            "covered": Column("covers", "share of it that the CPU work covers", "share"),
-        },
-    ),
-    "gap_sizes": (
-        "idle times by length",
-        {"size": Column("length", "idle times from this to that long"), "count": _COUNT, "total_sec": _TOTAL},
-    ),
-    "graphs": (
-        "CUDA graphs",
-        {
-            "stage": Column("stage", "prefill or decode"),
-            "launches": Column("launches", "how many", "count"),
-            "launch_p50_us": Column("launch p50 us", "half of the launches took at most this long", "number"),
-            "gpu_p50_ms": Column("on GPU p50 ms", "half of the graphs ran at most this long", "number"),
-            "gpu_p99_ms": Column("on GPU p99 ms", "99 % of the graphs ran at most this long", "number"),
-            "every_p50_ms": Column("every p50 ms", "half of the launches follow within this time", "number"),
-            "every_p99_ms": Column("every p99 ms", "99 % of the launches follow within this time", "number"),
-        },
-    ),
-    "streams": (
-        "streams",
-        {
-            "stream": Column("stream", "of CUDA"),
-            "device": Column("device", "the GPU"),
-            "count": _COUNT,
-            "busy_sec": Column("busy", "time in which it was at work", "time"),
-        },
-    ),
-    "copies": (
-        "copies",
-        {
-            "name": Column("copy", "from where to where"),
-            "count": _COUNT,
-            "total_sec": _TOTAL,
-            "bytes": Column("bytes", "of all", "count"),
-            "gb_per_sec": Column("GB/s", "bytes by time", "number"),
-        },
-    ),
-    "cpu_ops": (
-        "operators on the CPU, by their own time",
-        {
-            "name": Column("operator", "its name, cut in the middle"),
-            "count": _COUNT,
-            "self_sec": Column("own", "without the operators inside", "time"),
-            "total_sec": _TOTAL,
-        },
-    ),
-}
-TABLES: Final = {
-    "ranks": _RANKS,
-    **{title: tuple(columns.values()) for title, columns in _TABLES.values()},
-}

@@ -7,10 +7,11 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.changes.whatif import PREDICTED_STEPS
 from sglang_instrument.cli import select
-from sglang_instrument.cli.numbers import count, duration, percent
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.answer import FOLDER, Key
+from sglang_instrument.cli.numbers import duration, percent
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 from sglang_instrument.errors import InstrumentError, LogError
 
 if TYPE_CHECKING:
@@ -28,23 +29,34 @@ to the recorded calls. Where half of the calls are 20 % off that speed, predicti
     sglang-instrument whatif logs/gsm8k_600 --scale turn_tool_parsing=0.5 --scale reward=0
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --validate-with logs/capped   # a capped run
 
---json prints {"folder", "assumptions", "engine": {"call_sec", "context_sec", "token_sec", "crowd_sec",
-"shared", "limit", "error"}, "steps": [{"step", "validate", "recorded_sec", "predicted_sec", "requests",
-"cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"steps", "predicted_sec",
-"real_sec", "ratio", "low", "high"}."""
+    step  recorded s  predicted s  saved %  ended early  their reward  mean reward
+    12          38.4         31.2       19  41 of 256            0.22         0.61"""
 
-_STEPS: Final = (
-    Column("step", "its number"),
-    Column("recorded", "the longest worker of the step, without its waiting at barriers", "time"),
-    Column("predicted", "the same under the rules", "time"),
-    Column("saved", "share of the recorded time", "share"),
-    Column("cut", "requests that would end early, of all requests"),
-    Column(
-        "reward of cut", "mean recorded reward of the requests that would end early", "number", gives_way=2
-    ),
-    Column("reward of all", "mean recorded reward of all requests", "number", gives_way=1),
-)
-TABLES: Final = {"steps": _STEPS}
+TABLES: Final = (PREDICTED_STEPS,)
+_SPEED: Final = {
+    "call_sec": Key("number", "seconds of a call before its first token"),
+    "context_sec": Key("number", "seconds of prefill for each token of the request's earlier replies"),
+    "token_sec": Key("number", "seconds a token of its reply"),
+    "crowd_sec": Key("number", "seconds a token more for each call in the engine, this one included"),
+    "shared": Key("boolean", "whether all workers share one engine"),
+    "limit": Key("integer", "how many calls it runs at once; null for any number"),
+    "error": Key("number", "half of the calls are farther from this speed; 0.2 is 20 %"),
+}
+_VALIDATION: Final = {
+    "steps": Key("integer", "that both runs have"),
+    "predicted_sec": Key("number", "geometric mean over them, without barriers"),
+    "real_sec": Key("number", "the same of the other run"),
+    "ratio": Key("number", "predicted by real"),
+    "ratio_at_least": Key("number", "begin of its 95 % interval; null with fewer than two steps"),
+    "ratio_at_most": Key("number", "end of the interval"),
+}
+ANSWER: Final = {
+    "folder": FOLDER,
+    "assumptions": Key("array", "sentences: what the model takes for granted"),
+    "engine": Key(_SPEED, "the fitted speed; null with --refill, or for too few calls with known tokens"),
+    "steps": Key(PREDICTED_STEPS),
+    "validation": Key(_VALIDATION, "with --validate-with", optional=True),
+}
 _ROUGH: Final = 0.2  # half of the calls are farther from the fit
 _SCALED: Final = "engine, tool, interaction, reward, or the name of an event"
 
@@ -62,7 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--oversample", type=float, metavar="X", help="end a step when 1 / (1 + X) of its requests are done"
     )
     parser.add_argument(
-        "--scale", action="append", default=[], metavar="EVENT=F", help=f"multiply the time of {_SCALED}"
+        "--scale",
+        action="append",
+        default=[],
+        metavar="EVENT=F",
+        help="multiply the time of an event or a kind of work",
     )
     parser.add_argument(
         "--rebalance", action="store_true", help="spread the requests evenly over the workers"
@@ -102,21 +118,10 @@ def run(args: argparse.Namespace) -> int:
     validation = None if other is None else whatif.validation_of(table, other.digest)
     if args.json:
         validated = {} if validation is None else {"validation": validation}
-        answer = {"assumptions": list(assumptions), "engine": engine, "steps": steps}
+        answer = {"assumptions": list(assumptions), "engine": engine, "steps": PREDICTED_STEPS.in_json(steps)}
         print_json({"folder": str(opened.folder), **answer, **validated})
         return 0
-    rows = [
-        (
-            row["step"],
-            row["recorded_sec"],
-            row["predicted_sec"],
-            1 - row["predicted_sec"] / row["recorded_sec"] if row["recorded_sec"] else None,
-            f"{count(row['cut'])} of {count(row['requests'])}",
-            *(row["reward_cut"], row["reward_all"]),
-        )
-        for row in steps
-    ]
-    print_table(_STEPS, rows, title=f"{opened.name}: a model, not a measurement")
+    print_rows(PREDICTED_STEPS, steps, title=f"{opened.name}: a model, not a measurement")
     was, new = (sum(row[name] for row in steps) for name in ("recorded_sec", "predicted_sec"))
     print_line(f"all of these: {duration(was)} recorded, {duration(new)} predicted")
     if rules is not None:
@@ -149,7 +154,7 @@ def _print_engine(engine: dict[str, Any] | None) -> None:
 
 def _print_validation(real: Path, validation: dict[str, Any]) -> None:
     predicted, measured = (duration(validation[name]) for name in ("predicted_sec", "real_sec"))
-    low, high = validation["low"], validation["high"]
+    low, high = validation["ratio_at_least"], validation["ratio_at_most"]
     interval = "too few steps for an interval" if low is None else f"95 % interval {low:.2f} .. {high:.2f}"
     print_line(
         f"compared with {real}: predicted {predicted} a step, measured {measured}: "

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from sglang_instrument.analysis.tables.run.findings import FINDINGS
 from sglang_instrument.cli import select
 from sglang_instrument.cli.summaries import periods as period_tables
 from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
@@ -36,7 +37,7 @@ def tell(args: argparse.Namespace, long: LongSummary) -> int:
     rows = long.rows.filter(select.chosen(args, chosen))
     periods = period_table(rows, long.launches, args.by).to_dicts()
     if args.json:
-        said = {"verdict": long.sentence, "findings": [asdict(finding) for finding in long.findings]}
+        said = {"verdict": long.sentence, "findings": FINDINGS.in_json(map(asdict, long.findings))}
         of_periods = period_tables.json_of(args.by, periods)
         print_json({"folder": str(long.folder), **said, **of_periods, "health": asdict(long.health)})
         return 0

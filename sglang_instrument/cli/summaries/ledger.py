@@ -6,18 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from sglang_instrument.analysis.tables.column import Cell, Column
+from sglang_instrument.analysis.tables.rollout.ledger import STEP_PARTS
 from sglang_instrument.cli.tables import print_table
 
 _LEAST: Final = 0.01  # share of the wall time from which on an event is worth a line
 _MOST_WORKERS: Final = 8  # columns
-
-LEDGER: Final = (
-    Column("part", "a part of the ledger; below it its events, if there are several"),
-    Column("time", "seconds of the step in which this part decided how long it takes", "time"),
-    Column("share", "of the step's wall time", "share"),
-    Column("whose", "the workers that decided"),
-    Column("worker 0", "the same of each worker: those that decided first", "time"),
-)
 
 _Row = Mapping[str, Any]  # of a ledger
 
@@ -48,7 +41,7 @@ def print_ledger(title: str, step: Sequence[_Row], workers: Sequence[_Row]) -> N
     of_workers = (
         Column(f"worker {worker}", "", "time", gives_way=order.index(worker) + 1) for worker in shown
     )
-    print_table((*LEDGER[:-1], *of_workers), rows, title=title)
+    print_table((*STEP_PARTS.columns[:-1], *of_workers), rows, title=title)
 
 
 def _columns(step: Sequence[_Row], workers: Sequence[_Row]) -> dict[int | None, list[_Row]]:

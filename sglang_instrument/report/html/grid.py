@@ -34,7 +34,7 @@ def whatif_grid(digest: Digest, progress: Callable[[int, int], object] | None = 
         `max_tokens`, `max_turns`, `oversample`: the positions, None first; `steps`: numbers, in order;
         `of_steps`: how many the run has; `workers`: how many of each step, 0 for all; `recorded_sec` of each
         step; `cells`: one per position, the last slider fastest, with `predicted_sec` of each step,
-        `requests`, `cut`, `reward_all` and `reward_cut`; `assumptions`.
+        `requests`, `ended_early`, `mean_reward` and `ended_early_reward`; `assumptions`.
     """
     digest = digest.filter(~pl.col("validate")).of_workers()
     chosen, workers = _bounded(digest)
@@ -67,11 +67,11 @@ def _cells(table: pl.DataFrame) -> list[dict[str, Any]]:
     means = table.group_by("number", maintain_order=True).agg(
         predicted_sec=pl.col("predicted_sec"),
         requests=requests.sum(),
-        cut=pl.col("cut").sum(),
-        reward_all=(pl.col("reward_all") * requests).sum()
-        / requests.filter(pl.col("reward_all").is_not_null()).sum(),
-        reward_cut=(pl.col("reward_cut") * pl.col("cut")).sum()
-        / pl.col("cut").filter(pl.col("reward_cut").is_not_null()).sum(),
+        ended_early=pl.col("ended_early").sum(),
+        mean_reward=(pl.col("mean_reward") * requests).sum()
+        / requests.filter(pl.col("mean_reward").is_not_null()).sum(),
+        ended_early_reward=(pl.col("ended_early_reward") * pl.col("ended_early")).sum()
+        / pl.col("ended_early").filter(pl.col("ended_early_reward").is_not_null()).sum(),
     )
     return [
         {name: _finite(value) for name, value in cell.items()}
@@ -80,7 +80,7 @@ def _cells(table: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    return None if value != value else value  # NaN: nothing was cut, or no reward was logged
+    return None if value != value else value  # NaN: no request ended early, or no reward was logged
 
 
 def _bounded(digest: Digest) -> tuple[Digest, int]:

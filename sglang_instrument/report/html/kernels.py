@@ -49,14 +49,14 @@ def _rank(trace: Row, several: bool) -> Row:
     """Return how a rank's time was used, and the parts of its bar, which fill the whole window."""
     use, window = trace["use"], trace["window_sec"]
     if trace["on_gpu"]:
-        parts = {"compute": use["compute_sec"], "exposed": use["exposed_sec"]}
+        parts = {"compute": use["compute_sec"], "alone": use["communication_alone_sec"]}
         parts["copy"] = max(0.0, use["busy_sec"] - sum(parts.values()))
     else:
         parts = {"compute": use["busy_sec"]}
     bar = [(name, sec, sec / window) for name, sec in parts.items() if window and sec > 0]
     return {
-        **{key: use.get(key) for key in ("busy", "busy_sec", "idle_sec", "compute_sec")},
-        **{key: use.get(key) for key in ("communication_sec", "exposed_sec")},
+        **{key: use.get(key) for key in ("busy_share", "busy_sec", "idle_sec", "compute_sec")},
+        **{key: use.get(key) for key in ("communication_sec", "communication_alone_sec")},
         "name": _name(trace, several),
         "on_gpu": trace["on_gpu"],
         "window_sec": window,

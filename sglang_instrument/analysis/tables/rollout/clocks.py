@@ -11,8 +11,8 @@ _OFFSET: Final = Column("offset_sec", "by how much it is ahead", "time")
 _RESIDUAL: Final = Column("residual_sec", "half of what is left of the differences", "time")
 CLOCKS: Final = Table(
     name="clocks",
-    row="the clock of a worker, ahead of the median worker's; only --json has it",
-    commands=("workers",),
+    row="the clock of a worker, ahead of the median worker's; a terminal prints sentences",
+    commands=("workers", "check"),
     columns=(
         Column("worker", "its rank", "id"),
         Column("barriers", "how many barriers tell it", "count"),
@@ -22,14 +22,24 @@ CLOCKS: Final = Table(
 )
 ROUND_TRIPS: Final = Table(
     name="round_trips",
-    row="a caller and a server, whose clocks their calls compare; only --json has it",
-    commands=("workers",),
+    row="a caller and a server, whose clocks their calls compare; a terminal prints sentences",
+    commands=("workers", "check"),
     columns=(
         Column("client", "the caller's log"),
         Column("server", "the server's log"),
         Column("calls", "how many calls tell it", "count"),
-        Column("low_sec", "the least by which the server's clock can be ahead", "time"),
-        Column("high_sec", "the most", "time"),
+        Column(
+            "ahead_at_least_sec",
+            "the least by which the server's clock can be ahead",
+            "time",
+            formerly="low_sec",
+        ),
+        Column(
+            "ahead_at_most_sec",
+            "the most; less than the least says that no constant offset fits",
+            "time",
+            formerly="high_sec",
+        ),
         _OFFSET,
         _RESIDUAL,
         Column("same_clock", "whether both read the same clock", "flag"),

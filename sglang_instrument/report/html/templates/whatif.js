@@ -66,12 +66,12 @@ R.whatifOutcome = () => {
     shown("recorded, without waiting", R.seconds(was)),
     shown("predicted", R.seconds(now)),
     shown(saved < -1e-9 ? "longer by" : "saved", R.percent(Math.abs(saved)), saved > 0.005 ? "better" : null),
-    shown("requests cut", `${R.count(cell.cut)} of ${R.count(cell.requests)}`),
+    shown("ended early", `${R.count(cell.ended_early)} of ${R.count(cell.requests)}`),
   ];
-  if (cell.reward_all !== null)
+  if (cell.mean_reward !== null)
     tiles.push(
-      shown("reward of all", R.number(cell.reward_all)),
-      shown("of those cut", R.number(cell.reward_cut)),
+      shown("mean reward", R.number(cell.mean_reward)),
+      shown("of those", R.number(cell.ended_early_reward)),
     );
   R.$("outcome").replaceChildren(...tiles);
 };

@@ -1,0 +1,1 @@
+"""Declare tables of two runs, and of a run under other rules."""

@@ -1,0 +1,1 @@
+"""Declare tables of a run that runs: its workers, its oldest requests, its last steps."""
