@@ -28,7 +28,7 @@ def kernel_section(rows: Mapping[str, Any]) -> Row:
         unreadable: reasons.
     """
     traces: Sequence[Row] = rows["traces"]
-    idle = sorted(rows["steps"], key=lambda step: -step["idle"] * step["overlap_sec"])
+    idle = sorted(rows["steps"], key=lambda step: -step["idle_share"] * step["overlap_sec"])
     detailed = sorted(traces, key=lambda trace: trace["rank"] != rows["slow"])[:_MOST_DETAILED]
     several = len({trace["profile_id"] for trace in traces}) > 1
     return {
