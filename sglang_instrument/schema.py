@@ -33,6 +33,9 @@ OPEN_NOW: Final = "open_now"
 OPEN_BLOCK: Final = "open_block"
 #: A record of how full a scheduler is, once a second.
 SCHEDULER_GAUGES: Final = "scheduler_gauges"
+#: Records of a follower in `live/`: what the GPUs of its host are, and what they do, once a second.
+GPUS_OPENED: Final = "gpus_opened"
+GPU_GAUGES: Final = "gpu_gauges"
 #: A record of an event loop that was blocked; `open_block` tells of it while it is.
 LOOP_BLOCK: Final = "event_loop_block"
 CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS, OPEN_NOW, OPEN_BLOCK})

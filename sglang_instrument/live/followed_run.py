@@ -14,6 +14,7 @@ from sglang_instrument.live.counting.endings import MOST_STEPS
 from sglang_instrument.live.counting.liveness import Liveness
 from sglang_instrument.live.counting.tail import Tail
 from sglang_instrument.live.forecaster import Forecaster
+from sglang_instrument.live.outside.gpus import GpuSampler
 from sglang_instrument.live.outside.sightings import Sightings
 from sglang_instrument.live.outside.views import Views
 from sglang_instrument.live.problems.deaths import deaths
@@ -30,6 +31,7 @@ _FORECAST_EVERY_SEC: Final = 2.0
 _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
+_GPUS_SEC: Final = 2.0  # for their driver to load
 _OF_SIGHTING: Final = ("kind", "role", "worker", "step", "since_us", "sentence")  # attributes of problems
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
 # Shares of the host's processors. Steps that end while the analysis rests are analysed together after it; one
@@ -60,6 +62,7 @@ class FollowedRun:
         self._liveness = Liveness(folder)
         self._views = Views(with_stacks)
         self._sightings = Sightings(folder)
+        self._gpus = GpuSampler(folder)
         self._analyst = Analyst(folder) if with_done else None
         self._next_alive = 0.0
         self._failed: str | None = None
@@ -91,6 +94,8 @@ class FollowedRun:
         if not self.tail.more:
             self._take_done(now)
             self._finish_steps(now)
+            is_running = bool(self._counts.processes) and self._ended(now) is None
+            self._gpus.want(self._counts.run_id, is_running)
         return self.tail.more
 
     def look_outside(self, now: float) -> bool:
@@ -146,6 +151,7 @@ class FollowedRun:
             ended=ended,
             ended_us=ended_us,
             waiting=self._nothing_yet(),
+            gpus=self._gpus.newest(),
             behind_sec=self.tail.behind_sec(),
             catching_up=self.tail.more,
         )
@@ -189,10 +195,12 @@ class FollowedRun:
         self._finish_steps(time.monotonic(), at_once=True)
         if self._analyst is not None:
             self._analyst.wait()
+        self._gpus.wait(_GPUS_SEC)
         self._forecast = (0.0, (0, False), None)  # it was made before that was known
 
     def close(self) -> None:
         """End what was started."""
+        self._gpus.close()
         if self._analyst is not None:
             self._analyst.close()
 

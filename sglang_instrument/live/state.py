@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from sglang_instrument.live.forecasting.result import Forecast as Forecast
+from sglang_instrument.live.outside.gpus import GpuNow as GpuNow
 from sglang_instrument.live.problems.problem import Problem as Problem
 
 #: Where an open request, or the worker itself, is: the keys of `StepNow.open` and `WorkerNow.open`, in the
@@ -167,6 +168,7 @@ class Snapshot:
         problems: What goes wrong, the oldest first.
         workers: In order of role and rank.
         totals: Counters by process.
+        gpus: Those of the follower's host, while the run runs; () where NVIDIA's driver shows none.
         ended: Why no more comes, such as "no process of the run is alive"; None while it runs.
         ended_us: When the last line was written, if it ended: ages of problems stop there.
         waiting: What the follower still waits for, such as "logs/x: no such folder yet"; None once it reads.
@@ -182,6 +184,7 @@ class Snapshot:
     problems: tuple[Problem, ...] = ()
     workers: tuple[WorkerNow, ...] = ()
     totals: Totals = field(default_factory=dict)
+    gpus: tuple[GpuNow, ...] = ()
     ended: str | None = None
     ended_us: int | None = None
     waiting: str | None = None

@@ -110,7 +110,7 @@ MAY_IMPORT = {
     | {"words", "analysis.executors"}
     | {"analysis.foreign.stores", "analysis.foreign.records", "analysis.foreign.sglang"},
     "analysis.run": RUN | {"analysis.foreign"},
-    "analysis.settings": {"words", "analysis.reading"},
+    "analysis.settings": READING | {"words"},
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
     "analysis.answers.weights": LEDGER | {"analysis.answers"},
@@ -141,7 +141,7 @@ MAY_IMPORT = {
     "collect": {"words", "safe_files"},
     "live.counting": READING | {"words"},
     "live.forecasting": {"words"},
-    "live.outside": {"words", "safe_files", "analysis.reading"},
+    "live.outside": READING | {"words", "safe_files"},
     "live.problems": {"words", "live.counting", "live.outside"},
     "live": ANSWERS | {"live.counting", "live.forecasting", "live.outside", "live.problems"},
     "live.serving": {"words", "safe_files", "analysis.answers", "live"},

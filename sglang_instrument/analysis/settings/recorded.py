@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sglang_instrument.analysis.reading.processes_of_run import read_processes
+from sglang_instrument.analysis.reading.records.gpu_records import gpus_opened
 from sglang_instrument.errors import LogError
 
 #: Sources of settings that are no objects of the engine or the trainer.
 OURS: Final = "sglang_instrument"
 MACHINE: Final = "machine"
 PACKAGES: Final = "packages"
+#: The role of what watches a run from outside.
+FOLLOWER: Final = "follower"
 
 _PREFIX: Final = "SGLANG_INSTRUMENT_"
 
@@ -21,7 +24,7 @@ class Setting(NamedTuple):
     """A setting of a process.
 
     Attributes:
-        process: The process, such as "worker_3".
+        process: The process, such as "worker_3"; of what a follower read of a host, "follower_HOST".
         role: Its role, such as "worker"; None if it recorded nothing.
         source: What holds the setting: "server_args", "config", or one of OURS, MACHINE, PACKAGES.
         name: Its name in there, with dots, such as "actor_rollout_ref.rollout.n".
@@ -38,18 +41,32 @@ class Setting(NamedTuple):
 def settings_of(folder: Path) -> list[Setting]:
     """Return the settings of the newest run in a folder, by process; none if no process described itself."""
     try:
-        processes = read_processes(folder).processes
+        newest = read_processes(folder)
     except LogError:  # a log of another writer
         return []
+    processes = {**newest.processes, **_followers(folder, newest.run_id)}
     return [setting for process, facts in processes.items() for setting in _of_process(process, facts)]
 
 
+def _followers(folder: Path, run_id: str) -> dict[str, dict[str, Any]]:
+    """Return what followers read of the GPUs of each host, in the form of a process's facts."""
+    return {
+        f"{FOLLOWER}_{opened.host}": {
+            "role": FOLLOWER,
+            "machine": {"gpus": [gpu.name for gpu in opened.gpus], "gpu_driver": opened.driver},
+        }
+        for opened in gpus_opened(folder)
+        if opened.run_id == run_id
+    }
+
+
 def _of_process(process: str, facts: Mapping[str, Any]) -> Iterator[Setting]:
+    python = {"python": facts["python"]} if "python" in facts else {}
     sources = {
         **_mapping(facts.get("configuration")),
         OURS: {name.removeprefix(_PREFIX): value for name, value in _mapping(facts.get("settings")).items()},
         MACHINE: facts.get("machine"),
-        PACKAGES: {"python": facts.get("python"), **_mapping(facts.get("versions"))},
+        PACKAGES: {**python, **_mapping(facts.get("versions"))},
     }
     role = facts.get("role")
     for source, values in sources.items():

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 HELP: Final = """\
-Ask a run in SQL. The tables are spans, requests, turns, steps, workers, engine_requests, processes, settings,
-findings, control and fields. docs/reference/dataset.md describes them; docs/how-to/sql.md has twenty answers.
+Ask a run in SQL. The tables are spans, requests, turns, steps, workers, engine_requests, gauges, gpus,
+processes, settings, findings, control and fields. docs/reference/dataset.md describes them, and
+docs/how-to/sql.md has twenty answers.
 
     sglang-instrument sql logs/gsm8k_600 "describe requests"
     sglang-instrument sql logs/gsm8k_600 "select step, max(duration_sec) from requests group by step"

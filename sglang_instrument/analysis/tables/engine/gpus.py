@@ -1,0 +1,54 @@
+"""What the GPUs did, second by second, as followers read them from NVIDIA's driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.table import Table
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from sglang_instrument.analysis.run.opening import Run
+
+
+def _make(run: Run) -> pl.DataFrame:
+    from sglang_instrument.analysis.reading.records.gpu_records import gpu_rows
+    from sglang_instrument.analysis.run.losses import used_runs
+
+    runs = {None, *run.files.members(used_runs(run.files))}
+    return GPUS.of_rows(_row(row._asdict()) for row in gpu_rows(run.home) if row.run_id in runs)
+
+
+def _row(facts: dict[str, Any]) -> dict[str, Any]:
+    limits = facts["clock_limits"]
+    return {**facts, "clock_limits": None if limits is None else " ".join(limits)}
+
+
+GPUS: Final = Table(
+    name="gpus",
+    row="a second of a GPU, on a host where `watch` or `install(scalars=True)` followed the run",
+    make=_make,
+    is_stored=True,
+    columns=(
+        Column("host", "the name of the host"),
+        Column("gpu", "its number there, in the driver's order", "id"),
+        Column("name", "its model"),
+        Column("at_us", "when, on the clock of the host", "moment"),
+        Column(
+            "busy_share",
+            "of the driver's last sampling period, the share in which a kernel ran: also one of few threads",
+            "share",
+        ),
+        Column("memory_used_bytes", "of all processes", "count"),
+        Column("memory_bytes", "the whole memory", "count"),
+        Column("power_watts", "of the whole board", "number"),
+        Column("sm_clock_mhz", "clock of the multiprocessors", "count"),
+        Column("memory_clock_mhz", "clock of the memory", "count"),
+        Column(
+            "clock_limits",
+            "what keeps the clocks down, as power_cap, with spaces between; idle if nothing runs",
+        ),
+    ),
+)
