@@ -1,6 +1,7 @@
 """Settings that a process recorded reach `summary`, `compare` and `sql`; only what was set differs."""
 
 import json
+import shutil
 
 import pytest
 
@@ -127,3 +128,41 @@ def test_a_source_that_one_run_did_not_record_is_no_difference():
     assert differing_settings([setting("server_0", "tp_size", 1)], [setting("worker_0", "tp_size", 2)]) == []
     config = [setting("server_0", "tp_size", 1), setting("server_0", "n", 1, source="config")]
     assert differing_settings(config, config[:1]) == []
+
+
+def names_in_order(answer):
+    return [row["logs"].rpartition("/")[2] for row in answer["runs"]]
+
+
+def test_runs_are_sorted_by_a_setting_and_show_others(runs, capsys):
+    root = runs[0].parent
+    code, answer = asked(capsys, "runs", root, "--sort", "mem_fraction_static", "--setting", "rollout.n")
+    assert code == 0
+    assert names_in_order(answer) == ["b", "a"]
+    assert [row["settings"] for row in answer["runs"]] == [
+        {"mem_fraction_static": [0.5], "rollout.n": [8]},
+        {"mem_fraction_static": [0.88], "rollout.n": [8]},
+    ]
+    assert names_in_order(asked(capsys, "runs", root, "--sort", "schedule_policy")[1]) == ["a", "b"]
+    assert names_in_order(asked(capsys, "runs", root, "--sort", "begun_us")[1]) == ["a", "b"]
+    assert main(["runs", str(root), "--setting", "memory share"]) == 0
+    assert "memory share" in capsys.readouterr().out
+
+
+def test_an_unknown_setting_is_an_error_with_the_next_step(runs, capsys):
+    assert main(["runs", str(runs[0].parent), "--sort", "mem_fraction"]) == 2
+    message = capsys.readouterr().err
+    assert "'mem_fraction'" in message
+    assert "`sql`" in message
+    assert "begun" in message
+
+
+def test_a_run_that_a_newer_one_overwrote_has_no_settings(runs, tmp_path, capsys):
+    folder = tmp_path / "exp"
+    shutil.copytree(runs[0], folder)
+    for path in (runs[1] / "step_1").iterdir():
+        target = folder / "step_1" / path.name
+        target.write_bytes(target.read_bytes() + path.read_bytes())
+    shutil.copytree(runs[1] / "processes", folder / "processes", dirs_exist_ok=True)
+    _, answer = asked(capsys, "runs", folder, "--setting", "schedule_policy")
+    assert [row["settings"]["schedule_policy"] for row in answer["runs"]] == [[], ["lpm"]]

@@ -110,7 +110,7 @@ MAY_IMPORT = {
     | {"words", "analysis.executors"}
     | {"analysis.foreign.stores", "analysis.foreign.records", "analysis.foreign.sglang"},
     "analysis.run": RUN | {"analysis.foreign"},
-    "analysis.settings": READING | {"words"},
+    "analysis.settings": RUN,
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
     "analysis.answers.weights": LEDGER | {"analysis.answers"},

@@ -46,11 +46,21 @@ def main_settings(settings: Sequence[Setting]) -> dict[str, list[Value]]:
         or False everywhere.
     """
     chosen: dict[str, list[Value]] = {}
-    for shown, names in _CHOSEN.items():
-        values = next(filter(None, (_values_of(settings, name) for name in names)), [])
+    for shown in _CHOSEN:
+        values = values_of(settings, shown)
         if any(value is not None and value is not False for value in values) and len(chosen) < _MOST:
             chosen[shown] = values
     return chosen
+
+
+def values_of(settings: Sequence[Setting], name: str) -> list[Value]:
+    """Return the values of a setting, each once, the most frequent first; [] if no process has it.
+
+    Args:
+        settings: Those of a run.
+        name: The short name of a main setting, or the last parts of any name, such as "rollout.n".
+    """
+    return next(filter(None, (_values_of(settings, last) for last in _CHOSEN.get(name, (name,)))), [])
 
 
 def _values_of(settings: Sequence[Setting], name: str) -> list[Value]:

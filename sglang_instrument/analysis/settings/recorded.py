@@ -1,12 +1,18 @@
 """Read the settings that the processes of a run recorded: of engine, trainer, this package and machine."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sglang_instrument.analysis.reading.processes_of_run import read_processes
 from sglang_instrument.analysis.reading.records.gpu_records import gpus_opened
+from sglang_instrument.analysis.run.losses import used_runs
 from sglang_instrument.errors import LogError
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
 
 #: Sources of settings that are no objects of the engine or the trainer.
 OURS: Final = "sglang_instrument"
@@ -38,11 +44,23 @@ class Setting(NamedTuple):
     value: Value
 
 
-def settings_of(folder: Path) -> list[Setting]:
-    """Return the settings of the newest run in a folder, by process; none if no process described itself."""
+def settings_of_run(run: Run) -> list[Setting]:
+    """Return the settings of a run, by process; none of an older run, which a newer one overwrote."""
+    return settings_of(run.home, run.files.members(used_runs(run.files)))
+
+
+def settings_of(folder: Path, runs: Collection[str] = ()) -> list[Setting]:
+    """Return the settings of the newest run in a folder, by process; none if no process described itself.
+
+    Args:
+        folder: The run's folder.
+        runs: None, if the newest run is not among these. Without any, it does not matter which it is.
+    """
     try:
         newest = read_processes(folder)
     except LogError:  # a log of another writer
+        return []
+    if runs and newest.run_id not in runs:
         return []
     processes = {**newest.processes, **_followers(folder, newest.run_id)}
     return [setting for process, facts in processes.items() for setting in _of_process(process, facts)]

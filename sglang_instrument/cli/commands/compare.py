@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the comparison; return 1 if a condition holds, 3 if there are too few steps to tell."""
     from sglang_instrument.analysis.changes.compare import compare_runs
     from sglang_instrument.analysis.settings.differences import differing_settings
-    from sglang_instrument.analysis.settings.recorded import settings_of
+    from sglang_instrument.analysis.settings.recorded import settings_of_run
 
     conditions = [_condition(text) for text in args.fail_if]
     with reading() as progress:
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     for opened, its_steps in ((first, compared.steps), (second, compared.other_steps)):
         if not its_steps:
             raise InstrumentError(f"{opened.folder}: no training step has a record yet")
-    settings, other_settings = settings_of(first.home), settings_of(second.home)
+    settings, other_settings = settings_of_run(first), settings_of_run(second)
     differences = differing_settings(settings, other_settings)
     rows = compared.table.to_dicts()
     condition_rows = compared.outcomes(conditions)

@@ -22,7 +22,7 @@ def settings_words(settings: Sequence[Setting]) -> str:
     """Return the settings that matter most for speed in one line; "" if none was recorded."""
     from sglang_instrument.analysis.settings.main_settings import main_settings
 
-    return ", ".join(f"{name} {_words(values)}" for name, values in main_settings(settings).items())
+    return ", ".join(f"{name} {setting_words(values)}" for name, values in main_settings(settings).items())
 
 
 def print_differences(differences: Sequence[Difference], are_recorded: bool) -> None:
@@ -43,7 +43,8 @@ def json_of(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     return DIFFERING_SETTINGS.in_json(difference._asdict() for difference in differences)
 
 
-def _words(values: Sequence[Value]) -> str:
+def setting_words(values: Sequence[Value]) -> str:
+    """Return the values of a setting in words; - if it has none."""
     return " | ".join(_word(value) for value in values) or NOTHING
 
 
@@ -56,6 +57,6 @@ def _word(value: Value) -> str:
 _CELLS: Final[Mapping[str, Callable[[Row], Cell]]] = {
     "roles": lambda row: ", ".join(row["roles"]),
     "setting": lambda row: f"{row['source']} {row['name']}",
-    "a": lambda row: _words(row["a"]),
-    "b": lambda row: _words(row["b"]),
+    "a": lambda row: setting_words(row["a"]),
+    "b": lambda row: setting_words(row["b"]),
 }

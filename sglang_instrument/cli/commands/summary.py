@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the steps, or the workers and the ledger of one step."""
     from sglang_instrument.analysis.answers.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
-    from sglang_instrument.analysis.settings.recorded import settings_of
+    from sglang_instrument.analysis.settings.recorded import settings_of_run
     from sglang_instrument.analysis.verdict.verdict import judge
 
     if args.by and (long := large_run.of(args)) is not None:
@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         print_told("why", why)
     if verdict.advice:
         print_told("advice", verdict.advice.replace("LOGS", shlex.quote(str(args.logs))))
-    if words := settings_words(settings_of(opened.home)):
+    if words := settings_words(settings_of_run(opened)):
         print_told("settings", f'{words}; `sql {shlex.quote(str(args.logs))} "from settings"` lists all')
     if engine:
         print_line(engine_logs.engine_line(engine))

@@ -63,6 +63,13 @@ _OF_LOG: Final = (
         cell=_cause,
         former_title="verdict",
     ),
+    Column(
+        "settings",
+        "the settings that --sort and --setting name: a list of values for each, the most frequent first",
+        "object",
+        terminal=False,
+        optional=True,
+    ),
     Column("error", "why the folder cannot be read; null if it can", terminal=False),
 )
 EXPERIMENTS: Final = Table(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def _make(run: Run) -> pl.DataFrame:
-    from sglang_instrument.analysis.settings.recorded import settings_of
+    from sglang_instrument.analysis.settings.recorded import settings_of_run
 
-    return SETTINGS.of_rows(map(_row, settings_of(run.home)))
+    return SETTINGS.of_rows(map(_row, settings_of_run(run)))
 
 
 def _row(setting: Setting) -> dict[str, Any]:
