@@ -33,6 +33,8 @@ OPEN_NOW: Final = "open_now"
 OPEN_BLOCK: Final = "open_block"
 #: A record of how full a scheduler is, once a second.
 SCHEDULER_GAUGES: Final = "scheduler_gauges"
+#: A record of a request whose place in the batch another one of a higher priority took.
+SCHEDULER_PREEMPT: Final = "scheduler_preempt"
 #: Records of a follower in `live/`: what the GPUs of its host are, and what they do, once a second.
 GPUS_OPENED: Final = "gpus_opened"
 GPU_GAUGES: Final = "gpu_gauges"
@@ -143,6 +145,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     SCHEDULER_GAUGES: EventKind("engine", reference=False),
     "scheduler_first_tokens": EventKind("engine", reference=False),
     "scheduler_retract": EventKind("engine", reference=False),
+    SCHEDULER_PREEMPT: EventKind("engine", reference=False),
     "scheduler_abort": EventKind("engine", reference=False),
     "scheduler_batch": EventKind("engine", reference=False),
     "scheduler_result": EventKind("engine", reference=False),

@@ -5,9 +5,12 @@ The records have the form of those that SGLang 0.5.21 leaves on a CPU, whose cac
 
 import json
 
+import polars as pl
 import pytest
 from perfetto_tracks import parsed
 
+from sglang_instrument.analysis.answers.engine_requests import with_later_columns
+from sglang_instrument.analysis.answers.routing.schedulers import courses
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
@@ -38,7 +41,25 @@ def run(tmp_path_factory):
         for second, extra in enumerate(LOGGED):
             stamp = f"2026-06-01T00:00:0{second}.500000+00:00"
             log.write(json.dumps({"timestamp": stamp, "event": "scheduler_gauges", "extra": extra}) + "\n")
+    add_request_of_a_host_cache(folder)
     return folder
+
+
+def add_request_of_a_host_cache(folder):
+    """Add a request of which HiCache had a part, and which lost its place in the batch and was aborted."""
+    scheduler = folder / "engine" / "scheduler_0_tp0.jsonl"
+    records = [json.loads(line) for line in (folder / "step_1" / "worker_0.jsonl").read_text().splitlines()]
+    span = next(record for record in reversed(records) if "start_us" in record)
+    begun = {key: span[key] for key in ("timestamp", "start_us")}
+    received = {**begun, "event": "scheduler_receive", "extra": {"rid": "of-hicache", "prompt_tokens": 100}}
+    preempted = {**received, "event": "scheduler_preempt", "extra": {"rid": "of-hicache"}}
+    with scheduler.open("a") as log:
+        log.writelines(json.dumps(record) + "\n" for record in (received, preempted, preempted))
+    tiers = {"cached_tokens": 90, "cached_host_tokens": 30, "cached_storage_tokens": 20}
+    ended = {"rid": "of-hicache", "finish_reason": "abort", "prompt_tokens": 100, **tiers}
+    answered = {**received, "event": "engine_request", "duration_sec": 1.0, "extra": ended}
+    with (folder / "engine" / "server_0.jsonl").open("a") as log:
+        log.write(json.dumps(answered) + "\n")
 
 
 def test_sql_has_a_row_a_second(run, capsys):
@@ -81,3 +102,45 @@ def test_a_trace_has_counters_beside_the_scheduler_s_events(run, tmp_path):
         if track.counts and tracks[track.parent].name.startswith("scheduler")
     }
     assert counters == {"running": [3, 5, 3], "waiting": [2, 2], "KV cache used": [75, 75, 84]}
+
+
+def test_servers_shows_what_each_scheduler_held_and_did(run, capsys):
+    assert main(["servers", str(run), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["schedulers"]
+    assert {row["scheduler"]: row["seconds"] for row in rows} == {"scheduler_0": None, "scheduler_0_tp0": 4}
+    scheduler = rows[1]
+    assert (scheduler["running_mean"], scheduler["running_max"]) == (pytest.approx(11 / 3), 5)
+    assert (scheduler["waiting_mean"], scheduler["waiting_max"]) == (2, 2)
+    assert scheduler["kv_cache_used_share_max"] == pytest.approx(0.84)
+    assert (scheduler["cached_host_tokens"], scheduler["cached_storage_tokens"]) == (30, 20)
+    assert (scheduler["preemptions"], scheduler["aborts"]) == (2, 1)
+    assert scheduler["cached_tokens"] >= 90
+
+
+def test_servers_draws_the_course_of_each_gauge(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
+    assert main(["servers", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    row = [line for line in lines if line.startswith("scheduler_0_tp0")][-1]
+    assert "█▇" in row
+    (header,) = [line for line in lines if "running over time" in line]
+    assert "preemptions" in header
+
+
+def test_the_course_of_a_gauge_has_no_slice_shorter_than_a_second():
+    gauges = pl.DataFrame(
+        {
+            "scheduler": ["a", "a", "b"],
+            "at_us": [0, 1_000_000, 2_000_000],
+            "running": [4, None, 8],
+        }
+    )
+    assert courses(gauges, "running", 16) == {"a": "▅ ", "b": " █"}
+    assert courses(gauges.clear(), "running", 16) == {}
+
+
+def test_an_engine_table_that_an_earlier_version_kept_has_no_tiers():
+    kept = pl.DataFrame({"rid": ["r1"], "cached_tokens": [5]})
+    whole = with_later_columns(kept)
+    assert whole["cached_host_tokens"].to_list() == [None]
+    assert whole["cached_tokens"].to_list() == [5]

@@ -36,6 +36,8 @@ _SCHEMA: Final[dict[str, Any]] = {
     "retractions": pl.Int64,
     "prompt_tokens": pl.Int64,
     "cached_tokens": pl.Int64,
+    "cached_host_tokens": pl.Int64,
+    "cached_storage_tokens": pl.Int64,
     "completion_tokens": pl.Int64,
     "finish_reason": pl.String,
     "retracted_tokens": pl.Int64,
@@ -74,6 +76,8 @@ class _EngineRequest:
     tokenize_sec: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    cached_host_tokens: int | None = None
+    cached_storage_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
     aborted_at_tokens: int | None = None
@@ -95,6 +99,8 @@ class _EngineRequest:
             "tokenize_sec": self.tokenize_sec,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "cached_host_tokens": self.cached_host_tokens,
+            "cached_storage_tokens": self.cached_storage_tokens,
             "completion_tokens": self._generated,
             "finish_reason": self.finish_reason,
             "retracted_tokens": self.retracted_tokens,
@@ -169,7 +175,8 @@ def engine_requests(
         rid; server, scheduler: the stems of their files; start_us, end_us, duration_sec: from its arrival at
         the server, or the scheduler, to its answer; tokenize_sec; queue_sec, prefill_sec, decode_sec: from
         its arrival at the scheduler to its last token, on the scheduler's clock; retractions, after which
-        retracted_tokens had to be computed again; prompt_tokens, of which cached_tokens were in the cache;
+        retracted_tokens were computed again; prompt_tokens, of which cached_tokens were in the cache, and
+        of these cached_host_tokens in the host's memory, cached_storage_tokens in a store beyond it;
         completion_tokens; finish_reason. Null where nothing was logged. SGLang's
         own health checks are left out.
     """
@@ -217,14 +224,23 @@ def _lacks_ends(requests: Mapping[str, _EngineRequest]) -> bool:
 
 def cached_engine_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests`, from the cache unless the run's files changed."""
-    return cached_table(run, "engine_requests", lambda: _read_requests(run, None, {}))
+    return with_later_columns(cached_table(run, "engine_requests", lambda: _read_requests(run, None, {})))
 
 
 def called_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests` of all files; a dataset keeps it."""
     if not run.is_dataset:
         return _read_requests(run, run.files, {})
-    return cached_table(run, "called_requests", lambda: _read_requests(run, run.files, {}))
+    return with_later_columns(
+        cached_table(run, "called_requests", lambda: _read_requests(run, run.files, {}))
+    )
+
+
+def with_later_columns(table: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns that a table lacks because an earlier version kept it: their fields are not logged."""
+    return table.with_columns(
+        pl.lit(None, kind).alias(name) for name, kind in _SCHEMA.items() if name not in table.columns
+    )
 
 
 def engine_files(run: Run) -> list[File]:
@@ -239,6 +255,8 @@ def _on_request(request: _EngineRequest, line: Line, fields: EngineFields, name:
     if isinstance(fields.rid, str):  # a list has only the last one's count
         request.completion_tokens = number(fields.completion_tokens)
         request.cached_tokens = number(fields.cached_tokens)
+        request.cached_host_tokens = number(fields.cached_host_tokens)
+        request.cached_storage_tokens = number(fields.cached_storage_tokens)
         reason = fields.finish_reason
         request.finish_reason = reason if isinstance(reason, str) else request.finish_reason
         if request.prompt_tokens is None:

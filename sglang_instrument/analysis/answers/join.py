@@ -12,6 +12,7 @@ from sglang_instrument.analysis.answers.engine_requests import (
     engine_files,
     engine_requests,
     iter_records,
+    with_later_columns,
 )
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
 from sglang_instrument.analysis.run.cached_tables import cached_table
@@ -130,7 +131,7 @@ def engine_request_table(run: Run) -> pl.DataFrame:
     before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
     """
     if run.is_dataset:
-        return cached_table(run, "placed_requests", lambda: _placed_requests(run))
+        return with_later_columns(cached_table(run, "placed_requests", lambda: _placed_requests(run)))
     return _placed_requests(run)
 
 

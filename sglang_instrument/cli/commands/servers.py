@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
+from sglang_instrument.analysis.tables.engine.schedulers import SCHEDULERS
 from sglang_instrument.analysis.tables.engine.servers import SERVERS, SERVERS_OVER_TIME
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, MISSING, Key
@@ -25,7 +26,7 @@ cache is?
 What is not known is null in JSON, and - in the table."""
 
 _SLICES: Final = 16  # of the column `over time`
-TABLES: Final = (SERVERS, SERVERS_OVER_TIME)
+TABLES: Final = (SERVERS, SERVERS_OVER_TIME, SCHEDULERS)
 _BALANCE: Final = {
     "servers": Key("integer", "how many have a name, and conversations if any has some"),
     "busiest": Key("string", "the server with most time in calls"),
@@ -47,6 +48,7 @@ ANSWER: Final = {
     "balance": Key(_BALANCE, "how evenly the servers share the work"),
     "affinity": Key(_AFFINITY, "whether conversations stay where their cache is"),
     "unknown": MISSING,
+    "schedulers": Key(SCHEDULERS, "empty where no scheduler logged how full it was"),
     "over_time": Key(SERVERS_OVER_TIME, optional=True),
 }
 
@@ -82,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         server_table,
     )
     from sglang_instrument.analysis.answers.routing.samples import server_samples
+    from sglang_instrument.analysis.answers.routing.schedulers import scheduler_rows
     from sglang_instrument.analysis.answers.routing.server_calls import server_calls
     from sglang_instrument.analysis.answers.routing.words import (
         affinity_words,
@@ -101,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         asked = args.over_time is not None
         over_time = load_over_time(calls, samples, args.over_time or None) if asked else None
         drawn = bars(load_by_slice(calls, _SLICES))
+        schedulers = scheduler_rows(opened, select.chosen(args, steps), _SLICES)
     unknown = unknown_words(table)
     rows = [{**row, "over_time": drawn.get(row["server"], "")} for row in table.to_dicts()]
     if args.json:
@@ -109,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
             "balance": balanced,
             "affinity": conversations,
             "unknown": unknown,
+            "schedulers": SCHEDULERS.in_json(schedulers),
         }
         if over_time is not None:
             answer["over_time"] = SERVERS_OVER_TIME.in_json(over_time.to_dicts())
@@ -122,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
         print_rows(SERVERS, rows, title=f"{opened.name}{where}: {many}, {len(calls):,} engine calls")
     for line in filter(None, (balance_words(balanced), *affinity_words(conversations), *unknown)):
         print_line(line)
+    if schedulers:
+        print_rows(SCHEDULERS, schedulers, title="\nhow full the schedulers were, second by second")
     if over_time is not None and not calls.is_empty():
         print_rows(SERVERS_OVER_TIME, over_time.to_dicts(), title="\nover time")
     return 0

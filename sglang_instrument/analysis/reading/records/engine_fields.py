@@ -17,6 +17,8 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
     turn: Any = None
     prompt_tokens: Any = None
     cached_tokens: Any = None
+    cached_host_tokens: Any = None
+    cached_storage_tokens: Any = None
     completion_tokens: Any = None
     generated_tokens: Any = None
     finish_reason: Any = None

@@ -68,6 +68,18 @@ ENGINE_REQUESTS: Final = Table(
         ),
         _PROMPT,
         _CACHED,
+        Column(
+            "cached_host_tokens",
+            "of the cached ones, those in the memory of the host (HiCache)",
+            "count",
+            terminal=False,
+        ),
+        Column(
+            "cached_storage_tokens",
+            "of the cached ones, those in a store beyond it (HiCache)",
+            "count",
+            terminal=False,
+        ),
         _COMPLETION,
         Column("finish_reason", "why the reply ended", gives_way=6),
     ),
