@@ -20,6 +20,7 @@ from sglang_instrument.live.outside.views import Views
 from sglang_instrument.live.problems.deaths import deaths
 from sglang_instrument.live.problems.moment import Now
 from sglang_instrument.live.problems.silence import silences, suspects
+from sglang_instrument.live.schedulers import schedulers_now
 from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepDone, StepNow
 from sglang_instrument.live.words import duration
 from sglang_instrument.plain_text import plain
@@ -151,6 +152,7 @@ class FollowedRun:
             ended=ended,
             ended_us=ended_us,
             waiting=self._nothing_yet(),
+            schedulers=tuple(schedulers_now(moment)),
             gpus=self._gpus.newest(),
             behind_sec=self.tail.behind_sec(),
             catching_up=self.tail.more,

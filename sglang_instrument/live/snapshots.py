@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
+from sglang_instrument.live.counting.engine_calls import ABORT, RETRACT
 from sglang_instrument.live.counting.parts import Part
 from sglang_instrument.live.problems.deaths import is_dead
 from sglang_instrument.live.problems.every import losses, standstills
@@ -26,6 +27,7 @@ from sglang_instrument.live.state import (
     WorkerState,
 )
 from sglang_instrument.plain_text import plain
+from sglang_instrument.schema import SCHEDULER_PREEMPT
 
 _OLDEST_OF_WORKER: Final = 20
 _MOST_OLDEST: Final = 512
@@ -246,7 +248,11 @@ def totals_of(now: Now) -> Totals:
             process.tokens,
             process.records,
             process.lost,
-            {(plain(one.event), plain(one.phase)): (one.count, one.sec) for one in process.events.values()},
+            *(process.taken_back[event] for event in (RETRACT, SCHEDULER_PREEMPT, ABORT)),
+            events={
+                (plain(seen.event), plain(seen.phase)): (seen.count, seen.sec)
+                for seen in process.events.values()
+            },
         )
         for key, process in sorted(now.counts.processes.items())
     }

@@ -2,13 +2,12 @@
 
 `tests/gpu/test_gpu_gauges.py` asks a real driver.
 """
-# ruff: noqa: N802, N815 - the names are those of NVML's functions
 
-import ctypes
 import json
 import time
 
 import pytest
+from nvml_stand_in import OldStandInForNvml, StandInForNvml
 
 import sglang_instrument
 from sglang_instrument import span, step
@@ -17,66 +16,6 @@ from sglang_instrument.analysis.settings.recorded import settings_of
 from sglang_instrument.cli.main import main
 from sglang_instrument.live.outside.gpus import GpuSampler
 from sglang_instrument.live.outside.nvml import Nvml, NvmlError
-
-NOT_SUPPORTED = 3
-
-
-class StandInForNvml:
-    """A stand-in for libnvidia-ml.so.1: two GPUs, of which the second does not tell its power."""
-
-    def __init__(self, gpus=2):
-        self.gpus = gpus
-        self.is_shut_down = False
-
-    def nvmlInit_v2(self):
-        return 0
-
-    def nvmlShutdown(self):
-        self.is_shut_down = True
-        return 0
-
-    def nvmlSystemGetDriverVersion(self, text, length):
-        text.value = b"570.1"
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count):
-        count._obj.value = self.gpus
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
-        handle._obj.value = 100 + index.value
-        return 0
-
-    def nvmlDeviceGetName(self, handle, text, length):
-        text.value = b"NVIDIA H200 (a stand-in)"
-        return 0
-
-    def nvmlDeviceGetUtilizationRates(self, handle, rates):
-        rates._obj.gpu = handle.value - 50
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle, memory):
-        memory._obj.total, memory._obj.used = 1000, 400
-        return 0
-
-    def nvmlDeviceGetPowerUsage(self, handle, milliwatts):
-        milliwatts._obj.value = 430_500
-        return 0 if handle.value == 100 else NOT_SUPPORTED
-
-    def nvmlDeviceGetClockInfo(self, handle, kind, mhz):
-        mhz._obj.value = {1: 1980, 2: 3201}[kind.value]
-        return 0
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle, bits):
-        assert isinstance(bits._obj, ctypes.c_ulonglong)
-        bits._obj.value = 0x4 | 0x1000
-        return 0
-
-
-class OldStandInForNvml(StandInForNvml):
-    """A stand-in for the library of a driver that lacks a function."""
-
-    nvmlDeviceGetCurrentClocksThrottleReasons = property()
 
 
 def sampled(folder, driver, seconds=1):

@@ -67,6 +67,11 @@ def hanging(run: LiveRun, name: str = EVIL) -> None:
     second.span("tool_execution", 14, 4, request_id=name, turn=0)
     stuck = {"event": "tool_execution", "request_id": name, "turn": 1, "age_sec": 35, "stack": ["a.py:3 run"]}
     second.control("open_spans", 50, open=1, spans=[stuck])
+    for rank in range(2):
+        scheduler = run.scheduler(rank)
+        for time_sec in range(40, 50):
+            scheduler.gauges(time_sec, running=time_sec - 38, waiting=rank, kv_free_pages=500 - 100 * rank)
+        scheduler.control("scheduler_retract", 50, rids=["x", "y"], tokens=[1, 2])
     oldest = [{"event": "tool_execution", "request_id": name, "turn": 1, "age_sec": 49}]
     second.open_now(50, {"tool_execution": 1, "turn_end": 2}, oldest)
 

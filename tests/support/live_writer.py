@@ -24,6 +24,12 @@ class LiveRun:
         file.control("log_opened", time_sec, log_version=1, run_id=self.run_id, pid=1, **extra)
         return file
 
+    def scheduler(self, rank: int = 0) -> "LiveFile":
+        """Begin the file of an engine's scheduler."""
+        file = LiveFile(self, self.folder / "engine" / f"scheduler_{rank}_tp0.jsonl", 0, rank)
+        file.control("log_opened", 0.0, log_version=1, run_id=self.run_id, pid=1)
+        return file
+
     def process(self, name: str, pid: int, **facts: object) -> None:
         """Describe a process of this host, as it describes itself."""
         folder = self.folder / "processes"
@@ -80,6 +86,11 @@ class LiveFile:
             "turn_engine_call", time_sec, duration_sec, request_id=name, turn=0, generated_tokens=tokens
         )
         self.span("async_rollout_request_complete", time_sec, duration_sec, request_id=name, turns=1)
+
+    def gauges(self, time_sec: float, running: int, waiting: int, kv_free_pages: int) -> None:
+        """Say how full a scheduler is, whose cache has 1000 pages."""
+        cache = {"kv_tokens": 1000, "kv_page_size": 1, "kv_free_pages": kv_free_pages}
+        self.control("scheduler_gauges", time_sec, running=running, waiting=waiting, **cache)
 
     def open_now(
         self, time_sec: float, requests: dict[str, int], oldest: list[dict[str, object]], **events: int

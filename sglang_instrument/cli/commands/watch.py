@@ -13,15 +13,17 @@ from sglang_instrument.analysis.tables.live.watch import (
     LAST_STEPS,
     OLDEST_REQUESTS,
     PROBLEMS,
+    WATCHED_GPUS,
+    WATCHED_SCHEDULERS,
     WATCHED_WORKERS,
 )
 from sglang_instrument.cli.answer import Key
 from sglang_instrument.cli.tables import print_json, print_line, print_rows, print_told
 from sglang_instrument.errors import LogError
-from sglang_instrument.live import words
+from sglang_instrument.live import gauge_words, words
 
 if TYPE_CHECKING:
-    from sglang_instrument.live.state import Snapshot, StepDone, WorkerNow
+    from sglang_instrument.live.state import SchedulerNow, Snapshot, StepDone, WorkerNow
 
 HELP: Final = """\
 Follow a run while it runs: the step in progress, its workers side by side, the oldest requests, what hangs,
@@ -45,7 +47,10 @@ followed. It may not be there yet.
 _HANGS: Final = 3
 _SHOWN: Final = 20  # workers and requests of a table
 _STEPS: Final = 8
-TABLES: Final = (WATCHED_WORKERS, OLDEST_REQUESTS, LAST_STEPS, PROBLEMS, COUNTERS)
+TABLES: Final = (
+    *(WATCHED_WORKERS, OLDEST_REQUESTS, WATCHED_SCHEDULERS, WATCHED_GPUS),
+    *(LAST_STEPS, PROBLEMS, COUNTERS),
+)
 _FORECAST: Final = {
     "low_sec": Key("number", "in 8 of 10 steps it ends between this, from now, ..."),
     "high_sec": Key("number", "... and this"),
@@ -76,6 +81,8 @@ ANSWER: Final = {
     "problems": Key(PROBLEMS),
     "workers": Key(WATCHED_WORKERS),
     "totals": Key(COUNTERS),
+    "schedulers": Key(WATCHED_SCHEDULERS),
+    "gpus": Key(WATCHED_GPUS),
     "ended": Key("string", "why no more comes; null while it runs"),
     "ended_us": Key("integer", "when the last line was written, if it ended"),
     "waiting": Key("string", "what the follower still waits for; null once it reads"),
@@ -176,6 +183,7 @@ def _print(snapshot: Snapshot) -> None:
         )
     _print_workers(snapshot)
     _print_requests(snapshot)
+    _print_gauges(snapshot)
     _print_done(snapshot)
 
 
@@ -201,6 +209,27 @@ def _print_requests(snapshot: Snapshot) -> None:
     if oldest:
         rows = [{**vars(request), "event": words.request_event(request)} for request in oldest]
         print_rows(OLDEST_REQUESTS, rows, title="\nthe oldest requests", explained=False)
+
+
+def _print_gauges(snapshot: Snapshot) -> None:
+    if snapshot.schedulers:
+        schedulers = [
+            {**vars(scheduler), **_in_words_of(scheduler)} for scheduler in snapshot.schedulers[:_SHOWN]
+        ]
+        title = f"\n{gauge_words.schedulers_line(snapshot)}"
+        print_rows(WATCHED_SCHEDULERS, schedulers, title=title, explained=False)
+    if snapshot.gpus:
+        gpus = [{**vars(gpu), "clock_limits": ", ".join(gpu.clock_limits or ())} for gpu in snapshot.gpus]
+        print_rows(WATCHED_GPUS, gpus, title=f"\n{gauge_words.gpus_line(snapshot)}", explained=False)
+
+
+def _in_words_of(scheduler: SchedulerNow) -> dict[str, Cell]:
+    return {
+        "running": "idle" if scheduler.is_idle else scheduler.running,
+        "waiting": None if scheduler.is_idle else scheduler.waiting,
+        "running_recent": gauge_words.course(scheduler.running_recent),
+        "kv_cache_used_share_recent": gauge_words.course(scheduler.kv_cache_used_share_recent, top=1.0),
+    }
 
 
 def _print_done(snapshot: Snapshot) -> None:

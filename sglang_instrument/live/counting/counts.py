@@ -7,11 +7,13 @@ from typing import Final
 from sglang_instrument.analysis.reading.columns import response_tokens
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.launches import Launch, launch_from
+from sglang_instrument.analysis.reading.records.engine_fields import EngineFields
 from sglang_instrument.analysis.reading.records.fields import ColumnFields, ControlFields, typed
 from sglang_instrument.analysis.reading.records.lines import Line, Rejects, decode
 from sglang_instrument.live.counting.endings import Endings
 from sglang_instrument.live.counting.endings import StepKey as StepKey
-from sglang_instrument.live.counting.engine_calls import CallIds, EngineCalls
+from sglang_instrument.live.counting.engine_calls import MOVES, TAKING_BACK, CallIds, EngineCalls
+from sglang_instrument.live.counting.gauges import SchedulerGauges
 from sglang_instrument.live.counting.parts import (
     EventCount,
     Part,
@@ -32,6 +34,7 @@ from sglang_instrument.schema import (
     OPEN_BLOCK,
     OPEN_NOW,
     OPEN_SPANS,
+    SCHEDULER_GAUGES,
     STEP_CLOSED,
 )
 
@@ -65,6 +68,7 @@ class Counts:
         steps: The parts of the newest steps, by role and rank of the worker.
         endings: Which steps are finished.
         calls: Where the engine's open calls are.
+        gauges: How full its schedulers are.
         rejects: Lines that are no records.
     """
 
@@ -78,6 +82,7 @@ class Counts:
         self.steps: dict[StepKey, dict[WorkerKey, Part]] = {}
         self.endings = Endings()
         self.calls = EngineCalls()
+        self.gauges = SchedulerGauges()
         self.rejects = Rejects()
         self._forgotten: set[StepKey] = set()
         self._budget = RequestBudget()
@@ -179,10 +184,20 @@ class Counts:
                 seen.sec += sec
                 if sec > seen.longest_sec:
                     seen.longest_sec = sec
-            if seen.moves_a_call:
-                self.calls.note(name, typed(line.extra, CallIds))
+            if seen.is_of_engine:
+                self._note_engine(process, place, line)
             if seen.is_noted and part is not None:
                 self._note(process, part, seen, line)
+
+    def _note_engine(self, process: Process, place: Place, line: Line) -> None:
+        if line.event == SCHEDULER_GAUGES:
+            self.gauges.note(place, end_us(line), typed(line.extra, EngineFields))
+            return
+        ids = typed(line.extra, CallIds)
+        if line.event in MOVES:
+            self.calls.note(line.event, ids)
+        if line.event in TAKING_BACK:
+            process.taken_back[line.event] += sum(isinstance(rid, str) for rid in ids.each())
 
     def _note(self, process: Process, part: Part, seen: EventCount, line: Line) -> None:
         done, failed = part.done, part.failed
@@ -280,7 +295,7 @@ class Counts:
         """Forget the older run; files that name none are of the first one that does."""
         if self.run_id is not None:
             self.processes, self.steps, self._forgotten, self._budget = {}, {}, set(), RequestBudget()
-            self.endings, self.calls = Endings(), EngineCalls()
+            self.endings, self.calls, self.gauges = Endings(), EngineCalls(), SchedulerGauges()
             writer.process, writer.part = Process(stems={place.stem}), None
             self.processes[place.role, place.worker] = writer.process
         self.run_id, self.members = run_id, {run_id}

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any, Final
 
 from sglang_instrument.analysis.reading.records.fields import Fields
+from sglang_instrument.schema import SCHEDULER_PREEMPT
 
 #: Where a call is after one of these records; "" when it has ended.
 MOVES: Final = {
@@ -11,9 +12,14 @@ MOVES: Final = {
     "scheduler_admit": "prefill",
     "scheduler_first_tokens": "decode",
     "scheduler_retract": "queue",
+    SCHEDULER_PREEMPT: "queue",
     "engine_request": "",
     "engine_stream": "",
 }
+#: Events that take requests out of a running batch.
+RETRACT: Final = "scheduler_retract"
+ABORT: Final = "scheduler_abort"
+TAKING_BACK: Final = frozenset({RETRACT, SCHEDULER_PREEMPT, ABORT})
 _MOST_CALLS: Final = 100_000  # that are open, and of those that ended: the oldest are forgotten
 
 
@@ -22,6 +28,10 @@ class CallIds(Fields, gc=False):
 
     rid: Any = None
     rids: Any = None
+
+    def each(self) -> list[Any]:
+        """Return the ids; anything may be among them."""
+        return self.rids if isinstance(self.rids, list) else [self.rid]
 
 
 class EngineCalls:
@@ -38,7 +48,7 @@ class EngineCalls:
     def note(self, event: str, ids: CallIds) -> None:
         """Take in a record of one of the events in `MOVES`."""
         where = MOVES[event]
-        for rid in ids.rids if isinstance(ids.rids, list) else [ids.rid]:
+        for rid in ids.each():
             if not isinstance(rid, str) or rid in self._ended:
                 continue
             if where:

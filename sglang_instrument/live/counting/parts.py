@@ -11,8 +11,8 @@ from sglang_instrument.analysis.reading.last_open import place_of
 from sglang_instrument.analysis.reading.records.fields import ColumnFields, ControlFields
 from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.analysis.reading.times import epoch_us
-from sglang_instrument.live.counting.engine_calls import MOVES
-from sglang_instrument.schema import LOOP_BLOCK, kind_of
+from sglang_instrument.live.counting.engine_calls import MOVES, TAKING_BACK
+from sglang_instrument.schema import LOOP_BLOCK, SCHEDULER_GAUGES, kind_of
 
 _MOST_REQUESTS: Final = 150_000  # of all parts that are known one by one; all are counted
 _SILENCE_US: Final = 1_000_000  # shorter silences are of no interest
@@ -28,13 +28,13 @@ SpanKey = tuple[str, str | None, int | None]
 class EventCount:
     """How often an event of a process ended, for how long in all, and the longest."""
 
-    __slots__ = ("count", "event", "is_noted", "longest_sec", "moves_a_call", "phase", "sec")
+    __slots__ = ("count", "event", "is_noted", "is_of_engine", "longest_sec", "phase", "sec")
 
     def __init__(self, event: str, phase: str | None) -> None:
         self.event, self.phase = event, phase or kind_of(event).phase
         self.count, self.sec, self.longest_sec = 0, 0.0, 0.0
         self.is_noted = self.phase in NOTED or event == LOOP_BLOCK
-        self.moves_a_call = event in MOVES
+        self.is_of_engine = event in MOVES or event in TAKING_BACK or event == SCHEDULER_GAUGES
 
 
 class Request:

@@ -1,5 +1,6 @@
 """Keep what is known of the processes of a run since it began."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,7 @@ class Process:
         events: What ended, by name, or by name and phase where the record names one.
         tokens_of: The event whose tokens count: calls of the engine contain one another.
         requests, failed, tokens, records, lost: Counters.
+        taken_back: How many requests of the engine each event took out of a running batch.
         step: A step that it logged; None for a process that knows no step.
         stems: The names of its files: those of processes.
         last_us: The time of its newest record, on its clock.
@@ -41,6 +43,7 @@ class Process:
     tokens: int = 0
     records: int = 0
     lost: int = 0
+    taken_back: Counter[str] = field(default_factory=Counter)
     step: StepKey | None = None
     stems: set[str] = field(default_factory=set)
     last_us: int = 0

@@ -27,11 +27,15 @@ LABELS: Final = {
     "tokens": ("role", "worker", "server"),
     "records": ("role", "worker", "server"),
     "lost_records": ("role", "worker", "server"),
+    "retractions": ("role", "worker", "server"),
+    "preemptions": ("role", "worker", "server"),
+    "aborts": ("role", "worker", "server"),
     "phase_seconds": ("role", "worker", "server", "phase"),
     "events": ("role", "event", "phase"),
     "event_seconds": ("role", "event", "phase"),
 }
 _OF_WORKER: Final = ("requests", "failed_requests", "tokens", "records", "lost_records")
+_OF_SCHEDULER: Final = ("retractions", "preemptions", "aborts")
 _MOST_EVENTS: Final = 256  # names of events; the others are counted together
 _OTHERS: Final = "..."
 _SERVERS: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
@@ -124,7 +128,8 @@ class Counters:
         counts: dict[Series, float] = {}
         for (role, worker), one in totals.items():
             process = process_labels(role, worker)
-            counts |= {(name, *process): getattr(one, name) for name in _OF_WORKER}
+            names = (*_OF_WORKER, *(_OF_SCHEDULER if role == "scheduler" else ()))
+            counts |= {(name, *process): getattr(one, name) for name in names}
             for (event, phase), (count, sec) in one.events.items():
                 known = phase if phase in PHASES else "other"
                 for series, more in (

@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from sglang_instrument.live import words
-from sglang_instrument.live.state import OpenRequest, Snapshot, StepDone, WorkerNow
+from sglang_instrument.live import gauge_words, words
+from sglang_instrument.live.state import OpenRequest, SchedulerNow, Snapshot, StepDone, WorkerNow
 from sglang_instrument.plain_text import plain
 
 _TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
@@ -61,6 +61,10 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "workers", "".join(map(_worker, shown))
     oldest = step.oldest[:_REQUESTS] if step is not None else ()
     yield "requests", "".join(map(_request, oldest))
+    yield "of-schedulers", _text(gauge_words.schedulers_line(snapshot))
+    yield "schedulers", "".join(map(_scheduler, snapshot.schedulers[:_SHOWN]))
+    yield "of-gpus", _text(gauge_words.gpus_line(snapshot))
+    yield "gpus", "".join(_row(*map(_text, gauge_words.gpu_cells(gpu))) for gpu in snapshot.gpus)
     yield "ledger", "".join(map(_part, words.ledger_rows(snapshot.done, _STEPS)))
     yield "steps", "".join(map(_done, reversed(snapshot.done[-_STEPS:])))
 
@@ -98,10 +102,18 @@ def _request(one: OpenRequest) -> str:
     )
 
 
+def _scheduler(scheduler: SchedulerNow) -> str:
+    name, running, waiting, running_course, cache, cache_course = gauge_words.scheduler_cells(scheduler)
+    return _row(_text(name), running, waiting, _course(running_course), cache, _course(cache_course))
+
+
+def _course(line: str) -> str:
+    return f'<span class="line" aria-hidden="true">{_text(line)}</span>'
+
+
 def _part(row: tuple[str, str, float]) -> str:
     name, line, sec = row
-    drawn = f'<span class="line" aria-hidden="true">{_text(line)}</span>'
-    return _row(_text(name), drawn, words.duration(sec))
+    return _row(_text(name), _course(line), words.duration(sec))
 
 
 def _done(one: StepDone) -> str:

@@ -10,13 +10,19 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.widgets import Footer, Static
 
-from sglang_instrument.live import words
+from sglang_instrument.live import gauge_words, words
 from sglang_instrument.live.children import yield_to_training
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
 from sglang_instrument.live.terminal.hang_up import end_with_terminal
 from sglang_instrument.live.terminal.rows import Cell, LiveTable, Row
-from sglang_instrument.live.terminal.screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
+from sglang_instrument.live.terminal.screens import (
+    GaugesScreen,
+    HelpScreen,
+    RequestScreen,
+    VerdictScreen,
+    WorkerScreen,
+)
 
 _DRAW_SEC: Final = 1.0
 _PROBLEMS: Final = 5  # lines
@@ -65,6 +71,7 @@ class Terminal(App[None]):
         Binding("q", "quit", "quit"),
         Binding("enter", "open", "open the worker or request", priority=True),
         Binding("tab", "app.focus_next", "other table", show=False),
+        Binding("g", "gauges", "gauges"),
         Binding("v", "verdict", "verdict so far"),
         Binding("question_mark", "explain", "help", key_display="?"),
     ]
@@ -136,6 +143,11 @@ class Terminal(App[None]):
             of_run = "" if self._follower.run_id is None else f"@{self._follower.run_id}"
             self.push_screen(VerdictScreen(f"{self.snapshot.logs}{of_run}"))
 
+    def action_gauges(self) -> None:
+        """Show the schedulers and GPUs."""
+        if len(self.screen_stack) == 1:
+            self.push_screen(GaugesScreen(lambda: self.snapshot))
+
     def action_explain(self) -> None:
         """Show what the screen means."""
         if len(self.screen_stack) == 1:
@@ -158,6 +170,9 @@ def _head(snapshot: Snapshot) -> Text:
         text.append(f" {words.where(step.open)}")
         if said := words.forecast(step):
             text.append(f"\n{said}", "cyan")
+    if snapshot.ended is None:
+        for line in filter(None, (gauge_words.schedulers_line(snapshot), gauge_words.gpus_line(snapshot))):
+            text.append(f"\n{line}", "dim")
     if snapshot.ended is not None:
         text.append(f"\nended: {snapshot.ended}", "bold yellow")
     if snapshot.behind_sec > 3:

@@ -12,7 +12,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
-from sglang_instrument.live import words
+from sglang_instrument.live import gauge_words, words
 from sglang_instrument.live.state import OpenRequest, Snapshot, StepNow
 from sglang_instrument.live.terminal import details
 
@@ -35,6 +35,8 @@ Below, in red, what goes wrong:
 
 Workers: "waits for 3" is in a barrier, or done with its step, while worker 3 is not. "silent" is the time
 since its last line. Requests: the oldest open ones; turns count from 1, tokens are those of turns that ended.
+
+"g": schedulers, and the GPUs of this host, side by side.
 
 At the bottom: what each of the last steps was spent on, as `summary` has it, the newest on the right. All
 rows have one scale; the number is that of the newest step.
@@ -120,6 +122,40 @@ def worker_lines(snapshot: Snapshot, role: str, worker: int) -> list[str]:
         for (event, _), (count, sec) in events:
             told.append(f"  {event:34} {count:>9,} times {words.duration(sec):>14}")
     return told
+
+
+class GaugesScreen(ToldScreen):
+    """The schedulers and the GPUs of this host, side by side, as they are now."""
+
+    title_of_box = "gauges"
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        super().__init__()
+        self._snapshot = snapshot
+
+    def on_mount(self) -> None:
+        """Draw at once, and then again and again."""
+        self._draw()
+        self.set_interval(_DRAW_SEC, self._draw)
+
+    def _draw(self) -> None:
+        self.tell(gauge_lines(self._snapshot()))
+
+
+def gauge_lines(snapshot: Snapshot) -> list[str]:
+    """Return what is known of schedulers and GPUs, in lines; what is not says who would tell it."""
+    schedulers = [gauge_words.scheduler_cells(scheduler) for scheduler in snapshot.schedulers]
+    lines = [
+        f"{name:18} {running:>5} running {waiting:>5} waiting  KV cache {cache:>5}  {course}"
+        for name, running, waiting, course, cache, _ in schedulers
+    ]
+    first = gauge_words.schedulers_line(snapshot) or "no scheduler has logged how full it is"
+    gpus = [
+        f"{number:>3} {busy:>5} busy  {memory:>18}  {watts:>7}  {clocks:>13} MHz  {held}"
+        for number, _, busy, memory, watts, clocks, held in map(gauge_words.gpu_cells, snapshot.gpus)
+    ]
+    of_gpus = gauge_words.gpus_line(snapshot) or "NVIDIA's driver shows no GPU of this host, or no run runs"
+    return [first, *lines, "", of_gpus, *gpus]
 
 
 class RequestScreen(ToldScreen):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import engine_files
-from sglang_instrument.analysis.answers.routing.samples import kv_shares
-from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
+from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count, kv_shares
 from sglang_instrument.analysis.reading.times import epoch_us
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.schema import SCHEDULER_GAUGES

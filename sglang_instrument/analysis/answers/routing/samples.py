@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import engine_files, iter_records
-from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count, rids_of
+from sglang_instrument.analysis.reading.records.engine_fields import count, kv_shares, rids_of
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
@@ -59,23 +59,3 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
                 "kv_share": used,
                 "kv_held_share": held,
             }
-
-
-def kv_shares(fields: EngineFields) -> tuple[float | None, float | None]:
-    """Return the shares of the cache that running requests hold, and that are not free."""
-    size, pages, page = (
-        count(gauge) for gauge in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size)
-    )
-    if not size or pages is None:
-        return None, None
-    free = pages * (1 if page is None else page)
-    used, evictable = max(0, size - free), _evictable(fields, free)
-    return None if evictable is None else max(0, used - evictable) / size, used / size
-
-
-def _evictable(fields: EngineFields, free: int) -> int | None:
-    """Return how many tokens of the cache no running request uses."""
-    if (logged := count(fields.kv_evictable)) is not None:
-        return logged
-    budget, reserved = fields.kv_budget, count(fields.kv_reserved)
-    return max(0, budget + reserved - free) if type(budget) is int and reserved is not None else None

@@ -58,3 +58,23 @@ def tokens_of(rid: str, fields: EngineFields) -> int | None:
         return None
     pairs = zip(fields.rids, fields.tokens, strict=False)
     return next((number(tokens) for name, tokens in pairs if name == rid), None)
+
+
+def kv_shares(fields: EngineFields) -> tuple[float | None, float | None]:
+    """Return the shares of the cache that running requests hold, and that are not free."""
+    size, pages, page = (
+        count(gauge) for gauge in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size)
+    )
+    if not size or pages is None:
+        return None, None
+    free = pages * (1 if page is None else page)
+    used, evictable = max(0, size - free), _evictable(fields, free)
+    return None if evictable is None else max(0, used - evictable) / size, used / size
+
+
+def _evictable(fields: EngineFields, free: int) -> int | None:
+    """Return how many tokens of the cache no running request uses."""
+    if (logged := count(fields.kv_evictable)) is not None:
+        return logged
+    budget, reserved = fields.kv_budget, count(fields.kv_reserved)
+    return max(0, budget + reserved - free) if type(budget) is int and reserved is not None else None
