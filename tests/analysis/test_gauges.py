@@ -4,6 +4,7 @@ The records have the form of those that SGLang 0.5.21 leaves on a CPU, whose cac
 """
 
 import json
+from datetime import datetime, timezone
 
 import polars as pl
 import pytest
@@ -11,7 +12,11 @@ from perfetto_tracks import parsed
 
 from sglang_instrument.analysis.answers.engine_requests import with_later_columns
 from sglang_instrument.analysis.answers.routing.schedulers import courses
+from sglang_instrument.analysis.reading.records.gpu_records import Gpu, GpuGauges, GpusOpened, record_line
+from sglang_instrument.analysis.run.opening import open_run
 from sglang_instrument.cli.main import main
+from sglang_instrument.report.html.chosen import Chosen
+from sglang_instrument.report.html.servers import _line, gauge_facts
 from sglang_instrument.testing import synthetic_run
 
 FULL = {
@@ -125,6 +130,41 @@ def test_servers_draws_the_course_of_each_gauge(run, capsys, monkeypatch):
     assert "█▇" in row
     (header,) = [line for line in lines if "running over time" in line]
     assert "preemptions" in header
+
+
+def test_the_report_draws_gauges_and_gpus_above_what_the_step_was_spent_on(run, tmp_path, capsys):
+    opened = open_run(run)
+    step = opened.digest.of_workers().steps.sort("step").row(0, named=True)
+    at = [datetime.fromtimestamp(step["start_us"] / 1e6 + second, timezone.utc) for second in (0.2, 1.2)]
+    opened_gpus = GpusOpened("host", None, "570", [Gpu("stand-in", 100)])
+    doing = GpuGauges([0.5], [50], [400.0], [1980], [3201], [[]])
+    (run / "live").mkdir(exist_ok=True)
+    (run / "live" / "gpus_host.jsonl").write_bytes(
+        record_line("gpus_opened", at[0], opened_gpus)
+        + b"".join(record_line("gpu_gauges", time, doing) for time in at)
+    )
+    with (run / "engine" / "scheduler_0_tp0.jsonl").open("a") as log:
+        for time in at:
+            gauge = {"timestamp": time.isoformat(), "event": "scheduler_gauges", "extra": FULL}
+            log.write(json.dumps(gauge) + "\n")
+    facts = gauge_facts(open_run(run), [Chosen(False, 1), Chosen(False, 2)])
+    lines = facts["1"]["lines"]
+    assert lines["running"] == {"at_sec": [0.5, 1.5], "values": [3.0, 3.0]}
+    assert lines["kv_cache"]["values"] == [0.75, 0.75]
+    assert lines["gpus_busy"]["values"] == [0.5, 0.5]
+    assert all(first < last for _, first, last in facts["1"]["path"])
+    assert {"engine", "generate"} & {phase for phase, _, _ in facts["1"]["path"]}
+    page = tmp_path / "page.html"
+    assert main(["report", str(run), "-o", str(page)]) == 0
+    assert 'id="chart-gauges"' in page.read_text()
+
+
+def test_a_line_has_a_gap_where_no_batch_ran():
+    table = pl.DataFrame({"number": [0, 1, 3, 9], "running": [1.0, 2.0, 3.0, 4.0]})
+    assert _line(table, "running", 1_000_000) == {
+        "at_sec": [0.5, 1.5, 3.5, 4.0, 9.5],
+        "values": [1.0, 2.0, 3.0, None, 4.0],
+    }
 
 
 def test_the_course_of_a_gauge_has_no_slice_shorter_than_a_second():

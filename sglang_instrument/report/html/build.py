@@ -24,7 +24,7 @@ from sglang_instrument.report.html.grid import whatif_grid
 from sglang_instrument.report.html.icicle import icicle
 from sglang_instrument.report.html.kernels import kernel_section
 from sglang_instrument.report.html.page import render
-from sglang_instrument.report.html.servers import server_section
+from sglang_instrument.report.html.servers import gauge_facts, server_section
 from sglang_instrument.report.html.slowest import slowest_requests
 from sglang_instrument.report.html.spans import pack_step
 from sglang_instrument.report.html.story import story
@@ -102,6 +102,7 @@ def write_report(
         "weights": weights_section(run),
         "staleness": staleness_section(run),
         "waste": waste_section(run),
+        "gauges": bool(facts["gauges"]),
         "beside": None,
         "kernels": None if traces is None else kernel_section(traces),
     }
@@ -128,6 +129,7 @@ def _chart_facts(
         "lengths": answers.lengths(run.digest),
         "gaps": answers.gaps(run),
         "clocks": answers.clocks(run.digest),
+        "gauges": gauge_facts(run, chosen),
         "findings": [asdict(finding) for finding in findings],
     }
 

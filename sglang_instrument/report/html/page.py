@@ -27,6 +27,7 @@ SCRIPTS: Final = (
     "charts.js",
     "steps.js",
     "workers.js",
+    "gauges.js",
     "distributions.js",
     "requests.js",
     "gaps.js",

@@ -1,4 +1,4 @@
-"""Read how full each scheduler was, second by second, from the records of `scheduler_gauges`."""
+"""Read how full each scheduler was, second by second, and what followers read of the GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import engine_files
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count, kv_shares
+from sglang_instrument.analysis.reading.records.gpu_records import gpu_rows
 from sglang_instrument.analysis.reading.times import epoch_us
+from sglang_instrument.analysis.run.losses import used_runs
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.schema import SCHEDULER_GAUGES
 
@@ -25,6 +27,22 @@ SCHEMA: dict[str, Any] = {
     "batch_size": pl.Int64,
     "kv_cache_running_share": pl.Float64,
     "kv_cache_used_share": pl.Float64,
+}
+
+
+#: Columns of `gpu_table`.
+GPU_SCHEMA: dict[str, Any] = {
+    "host": pl.String,
+    "gpu": pl.Int64,
+    "name": pl.String,
+    "at_us": pl.Int64,
+    "busy_share": pl.Float64,
+    "memory_used_bytes": pl.Int64,
+    "memory_bytes": pl.Int64,
+    "power_watts": pl.Float64,
+    "sm_clock_mhz": pl.Int64,
+    "memory_clock_mhz": pl.Int64,
+    "clock_limits": pl.String,
 }
 
 
@@ -48,6 +66,26 @@ def gauge_table(run: Run) -> pl.DataFrame:
     """
     rows = [] if run.is_dataset else list(_rows(run))
     return pl.DataFrame(rows, schema=SCHEMA, strict=False).sort("scheduler", "at_us", maintain_order=True)
+
+
+def gpu_table(run: Run) -> pl.DataFrame:
+    """Return one row a second of a GPU, as followers of this run read them, by host, GPU and time.
+
+    Returns:
+        The columns of `GPU_SCHEMA`; null where the driver did not tell.
+    """
+    runs = {None, *run.files.members(used_runs(run.files))}
+    rows = (row for row in gpu_rows(run.home) if row.run_id in runs)
+    table = pl.DataFrame(
+        [{**row._asdict(), "clock_limits": _words(row.clock_limits)} for row in rows],
+        schema=GPU_SCHEMA,
+        strict=False,
+    )
+    return table.sort("host", "gpu", "at_us", maintain_order=True)
+
+
+def _words(names: list[str] | None) -> str | None:
+    return None if names is None else " ".join(names)
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.analysis.tables.table import Table
@@ -14,16 +14,9 @@ if TYPE_CHECKING:
 
 
 def _make(run: Run) -> pl.DataFrame:
-    from sglang_instrument.analysis.reading.records.gpu_records import gpu_rows
-    from sglang_instrument.analysis.run.losses import used_runs
+    from sglang_instrument.analysis.answers.routing.gauges import gpu_table
 
-    runs = {None, *run.files.members(used_runs(run.files))}
-    return GPUS.of_rows(_row(row._asdict()) for row in gpu_rows(run.home) if row.run_id in runs)
-
-
-def _row(facts: dict[str, Any]) -> dict[str, Any]:
-    limits = facts["clock_limits"]
-    return {**facts, "clock_limits": None if limits is None else " ".join(limits)}
+    return gpu_table(run)
 
 
 GPUS: Final = Table(

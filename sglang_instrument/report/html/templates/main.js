@@ -44,6 +44,7 @@ R.wireCharts = () => {
     });
   R.chart("chart-steps", R.stepsChart, chosen);
   R.chart("chart-concurrency", R.concurrencyChart);
+  R.chart("chart-gauges", R.gaugesChart);
   R.chart("chart-heat", R.heatChart, chosen);
   R.chart("chart-cdf", R.cdfChart);
   R.chart("chart-turns", R.turnsChart);
@@ -95,7 +96,7 @@ R.start = async () => {
       before = step;
       R.partsOfStep(R.state);
       R.resetIcicle();
-      R.redraw("chart-steps", "chart-concurrency", "chart-cdf");
+      R.redraw("chart-steps", "chart-concurrency", "chart-gauges", "chart-cdf");
     }
     await R.showStep(step);
     R.selectRequest(request);
