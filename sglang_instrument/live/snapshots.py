@@ -248,7 +248,9 @@ def totals_of(now: Now) -> Totals:
             process.tokens,
             process.records,
             process.lost,
-            *(process.taken_back[event] for event in (RETRACT, SCHEDULER_PREEMPT, ABORT)),
+            process.taken_back[RETRACT],
+            process.taken_back[SCHEDULER_PREEMPT],
+            process.taken_back[ABORT],
             events={
                 (plain(seen.event), plain(seen.phase)): (seen.count, seen.sec)
                 for seen in process.events.values()

@@ -160,7 +160,9 @@ def test_the_output_that_is_shown_has_the_columns_that_are_printed():
     for block in shown:
         above = block.text.partition("──")[0].splitlines()
         titles = [
-            index for index, line in enumerate(above) if line.startswith(("logs/", "what SGLang's own"))
+            index
+            for index, line in enumerate(above)
+            if line.startswith(("logs/", "what SGLang's own", "how full the schedulers"))
         ]
         header = above[titles[-1] + 1 :]
         assert " ".join(header).split(), str(block)

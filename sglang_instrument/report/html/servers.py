@@ -121,6 +121,6 @@ def _path(pieces: pl.DataFrame, begun: int, ended: int) -> list[tuple[str, float
         first, last = (round((time_us - begun) / 1e6, 3) for time_us in (start_us, end_us))
         if joined and (joined[-1][0] == phase or end_us - start_us < least_us):
             joined[-1] = (joined[-1][0], joined[-1][1], last)
-        else:
+        elif first < last:
             joined.append((phase, first, last))
     return joined

@@ -60,7 +60,8 @@ def scheduler_table(run: Run, chosen: pl.Expr | None = None) -> pl.DataFrame:
         rows = rows.join(_counted(requests), on="scheduler", how="full", coalesce=True)
         rows = rows.join(_preemptions(run, requests), on="scheduler", how="left")
     lacking = [pl.lit(None, kind).alias(name) for name, kind in _SCHEMA.items() if name not in rows.columns]
-    return rows.with_columns(lacking).select(*_SCHEMA).cast(_SCHEMA).sort("scheduler")
+    columns = [pl.col(name).cast(kind) for name, kind in _SCHEMA.items()]
+    return rows.with_columns(lacking).select(columns).sort("scheduler")
 
 
 def chosen_gauges(run: Run, chosen: pl.Expr | None = None) -> pl.DataFrame:
