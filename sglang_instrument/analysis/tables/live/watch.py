@@ -66,9 +66,7 @@ WATCHED_SCHEDULERS: Final = Table(
     commands=("watch",),
     columns=(
         Column("scheduler", "its log"),
-        Column(
-            "age_sec", "how old its newest gauge is; there is one a second while batches run", terminal=False
-        ),
+        Column("age_sec", "how old its newest gauge is; there is one a second of batches", terminal=False),
         Column("is_idle", "whether no batch has run for 3 s", "flag", terminal=False),
         Column("running", "requests in its batch; a terminal says idle if none has run for 3 s", "count"),
         Column("waiting", "requests that wait for a place in it", "count"),
