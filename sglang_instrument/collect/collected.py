@@ -181,7 +181,7 @@ class _Pruned(msgspec.Struct):
 def _pruned(folder: Path) -> set[tuple[str, int]]:
     """Return the path and the size of each file that `prune` deleted in a folder."""
     pruned: set[tuple[str, int]] = set()
-    for path in (folder / PRUNED).glob("[!.]*/digest.json"):
+    for path in (folder / PRUNED).glob("[!.]*/*.json"):  # digest.json: of earlier versions
         try:
             read = msgspec.json.decode(read_regular(path, _MOST_STATE_BYTES), type=_Pruned)
         except (OSError, msgspec.MsgspecError):

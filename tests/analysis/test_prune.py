@@ -13,6 +13,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import zstandard
 from alike import differs
@@ -24,6 +25,7 @@ from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.dataset.export import export_dataset
 from sglang_instrument.analysis.long_runs.plan import plan_prune
 from sglang_instrument.analysis.long_runs.prune import prune
+from sglang_instrument.analysis.run.newest_records import control_records
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -191,17 +193,20 @@ def test_lines_of_all_kinds_outlive_their_file(run: Path, ending: str) -> None:
     path.write_bytes(zstandard.ZstdCompressor().compress(text) if ending.endswith("zst") else text)
     os.utime(path, (1e9, 1e9))
     before = open_run(run, cached=False)
-    records, health = before.read_records(2, texts=True), before.health
+    records, health = before.read_records(2, texts=True).drop("position"), before.health
+    controls = [(file.path, line) for file, _, line in control_records(before)]
     prune(plan_prune(run, 3, 0))
     assert not path.exists()
     after = open_run(run, cached=False)
-    assert_frame_equal(after.read_records(2, texts=True), records, categorical_as_str=True)
+    again = after.read_records(2, texts=True).drop("position")
+    assert_frame_equal(again, records, categorical_as_str=True)
+    assert [(file.path, line) for file, _, line in control_records(after)] == controls
     assert (after.health.torn, after.health.foreign) == (health.torn, health.foreign)
-    [file] = [file for file in after.files if file.path == f"step_2/worker_0{ending}"]
-    text = b"".join(after.read_lines(file))
-    assert b"16:00:01.000001+08:00" in text
-    assert b"no JSON" in text
-    assert b"yesterday" in text
+    [part] = (run / ".pruned").glob("[!.]*")
+    rows = pl.read_parquet(part / "records.parquet").filter(pl.col("file").str.starts_with("step_2/worker_0"))
+    assert rows.filter(event="east")["stamp"].to_list() == ["2026-01-05T16:00:01.000001+08:00"]
+    text = b"\n".join(pl.read_parquet(part / "lines.parquet")["text"])
+    assert text.count(b"no JSON") == text.count(b"yesterday") == text.count(b'"torn", "dur') == 1
 
 
 def test_what_earlier_versions_pruned_without_its_records_still_answers(
@@ -494,7 +499,7 @@ def test_a_digest_that_cannot_be_read_is_an_error_of_check(
 ) -> None:
     prune(plan_prune(run, 3, 0))
     [home] = (run / ".pruned").glob("[!.]*")
-    (home / "digest.json").write_text("{")
+    (home / "files.json").write_text("{")
     assert main(["check", str(run)]) == 1
     assert f"unreadable: .pruned/{home.name}" in capsys.readouterr().out
     assert main(["summary", str(run)]) == 0

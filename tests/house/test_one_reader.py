@@ -17,7 +17,6 @@ DECODED = {
     "analysis/digests/stored_digest.py": "the manifest of a digest",
     "analysis/executors/ray_tasks.py": "the list of files that a task read",
     "analysis/executors/worker_processes.py": "the list of files that a process read",
-    "analysis/store/kept_lines.py": "lines that `prune` keeps, and writes again as they were",
     "analysis/store/parts.py": "what a part holds",
     "analysis/tables/table.py": "rows of a table that were just written as JSON",
     "cli/commands/demo.py": "what the demo's workers returned",
@@ -34,10 +33,10 @@ DECODED = {
 TEXTS = {"read_lines", "read_marked", "readable_lines", "whole_lines", "open_log"}
 TEXT_USERS = {
     "analysis/long_runs/prune.py": "keeps the calls of engines, by `records_in`",
-    "analysis/store/kept_lines.py": "keeps lines that are no records as they stand",
     "analysis/run/batch_job.py": "sends marked lines from a node of Ray",
     "analysis/run/newest_records.py": "hands lines to `records_in`",
     "analysis/run/opening.py": "opens files",
+    "analysis/store/part_records.py": "keeps lines that are no records as they stand",
     "live/terminal/details.py": "reads the records of one request, by `lines.decode`",
 }
 

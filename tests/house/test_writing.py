@@ -21,7 +21,6 @@ ALLOWED = {
     "analysis/executors/worker_processes.py": "in a temporary folder of its own",
     "analysis/foreign/executor.py": "in a temporary folder of its own",
     "analysis/foreign/our_lines.py": "in the temporary folder of the executor",
-    "analysis/store/kept_lines.py": "links in a temporary folder of its own",
     "analysis/digests/parquet.py": "into a file that safe_files opened",
     "collect/by_bucket.py": "an object in storage",
     "cli/commands/demo.py": "in the folder of the demo",

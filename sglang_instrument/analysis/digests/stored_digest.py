@@ -74,16 +74,21 @@ def load_digest(home: Path, smaller: bool = False) -> tuple[list[File], Digest]:
         raise ValueError(f"written as {manifest.version}, this version reads {VERSION}")
     paths = {name: home / f"{name}-{manifest.token}.parquet" for name in SCHEMAS}
     if lacking:
-        return manifest.files, Digest(**{name: _completed(name, path) for name, path in paths.items()})
+        return manifest.files, Digest(
+            **{
+                name: fitted_table(name, read_table(path) if path.exists() else None)
+                for name, path in paths.items()
+            }
+        )
     tables = {name: read_table(path) for name, path in paths.items()}
     if any(dict(table.schema) != SCHEMAS[name] for name, table in tables.items()):
         raise ValueError("its tables have other columns")
     return manifest.files, Digest(**tables)
 
 
-def _completed(name: str, path: Path) -> pl.DataFrame:
-    """Return a table of an older layout with the columns of today's."""
-    stored = read_table(path) if path.exists() else pl.DataFrame(schema=SCHEMAS[name])
+def fitted_table(name: str, stored: pl.DataFrame | None) -> pl.DataFrame:
+    """Return a table of another layout with the columns of today's; None stands for one that was not kept."""
+    stored = pl.DataFrame(schema=SCHEMAS[name]) if stored is None else stored
     return stored.select(
         (pl.col(column) if column in stored.columns else _lacking(column)).cast(kind)
         for column, kind in SCHEMAS[name].items()

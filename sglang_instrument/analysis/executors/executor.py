@@ -57,5 +57,8 @@ class Executor(Protocol):
         ...
 
     def bring(self, files: Sequence[File]) -> Path:
-        """Return a folder of this machine with these log files; bring here first those that lie elsewhere."""
+        """Return a folder of this machine with these log files; bring here first those that lie elsewhere.
+
+        Files whose records a part holds are not in it.
+        """
         ...

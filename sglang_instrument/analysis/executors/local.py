@@ -1,11 +1,7 @@
 """Read the files of a run on this machine, in up to one process per core."""
 
 import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,12 +11,10 @@ from sglang_instrument.analysis.executors.batches import (
     split_files,
     worthwhile_processes,
 )
-from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress, Tables
+from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress
 from sglang_instrument.analysis.executors.worker_processes import read_in_processes
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import log_files, other_files
-from sglang_instrument.analysis.reading.reader import Reading
-from sglang_instrument.analysis.store.kept_lines import gather_files, with_restored
 from sglang_instrument.collect import on_node
 
 _MOST_PROCESSES: Final = 16
@@ -44,7 +38,6 @@ class LocalExecutor:
         self.lost: dict[str, list[str]] = {}
         self._most_processes = most_processes
         self._only = only
-        self._scratch: Path | None = None
 
     def list_files(self) -> list[File]:
         """Return the log files without reading them, in the order of their steps."""
@@ -66,7 +59,6 @@ class LocalExecutor:
     ) -> BatchResult:
         """Return the same as `read`, each batch read by itself."""
         files = [file for batch in batches for file in batch]
-        job = RestoringJob(job)
         processes = min(len(batches), self._processes_for(files))
         if processes > 1:
             coming = read_in_processes(self.folder, batches, job, processes)
@@ -81,30 +73,8 @@ class LocalExecutor:
         return in_order(files, join_results([parts[number] for number in range(len(batches))]))
 
     def bring(self, files: Sequence[File]) -> Path:
-        """Return a folder with these log files: the run's, or another one with those that `prune` deleted."""
-        if all(file.part is None for file in files):
-            return self.folder
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp())
-            weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
-        gather_files(self.folder, files, self._scratch)
-        return self._scratch
-
-
-@dataclass(frozen=True)
-class RestoringJob:
-    """A job on files of which `prune` deleted some: each batch of them is written again for it."""
-
-    job: Job
-
-    def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
-        """Read files below a folder."""
-        with with_restored(folder, batch) as restored:
-            return self.job.run(restored, batch)
-
-    def make(self, reading: Reading) -> Tables:
-        """Return the tables of files that were read elsewhere."""
-        return self.job.make(reading)
+        """Return the folder with these log files: the run's."""
+        return self.folder
 
 
 def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:

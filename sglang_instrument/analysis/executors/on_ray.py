@@ -19,7 +19,6 @@ from sglang_instrument.analysis.executors.ray_tasks import Packed, combine, read
 from sglang_instrument.analysis.executors.worker_processes import SETTINGS
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import logs_among, others_among
-from sglang_instrument.analysis.store.kept_lines import gather_files
 from sglang_instrument.collect import on_node
 from sglang_instrument.collect.by_ray import RayNode, RayNodes
 from sglang_instrument.collect.collected import PRUNED
@@ -111,7 +110,6 @@ class RayExecutor:
         """Return a folder of this machine with these log files; those that are missing in it are brought."""
         self._scratch = self._scratch or tempfile.TemporaryDirectory()
         folder = Path(self._scratch.name)
-        gather_files(self.home, [file for file in files if file.part is not None], folder)
         missing = [file.path for file in files if not (folder / file.path).exists() and file.part is None]
         with contextlib.suppress(OSError):  # the reader says which file is missing
             self._files.bring(missing, folder)

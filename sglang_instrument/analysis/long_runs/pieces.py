@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.file_sources import only_files
-from sglang_instrument.analysis.digests.stored_digest import stored_files
 from sglang_instrument.analysis.executors.batches import ZSTD_RATIO, weight
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.executors.files_on_nodes import sizes_on_nodes
@@ -24,7 +21,8 @@ from sglang_instrument.analysis.reading.folders import is_part, others_among, pl
 from sglang_instrument.analysis.run.digest_of_run import digest_files, is_dataset
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.logged_runs import split_run_id
-from sglang_instrument.analysis.run.pruned import PRUNED, pruned_folders, with_pruned
+from sglang_instrument.analysis.run.pruned import PRUNED, list_kept, pruned_folders, with_pruned
+from sglang_instrument.analysis.store.parts import DAMAGED
 from sglang_instrument.errors import LogError
 
 #: Of a run that is read as a whole: more takes more than about 2 GB.
@@ -138,8 +136,8 @@ class LongRun:
         self.unreadable: dict[str, str] = {}
         for home in pruned_folders(self.base.home):
             try:
-                deleted = stored_files(home)
-            except (OSError, msgspec.MsgspecError) as error:
+                deleted = list_kept(home)
+            except DAMAGED as error:
                 self.unreadable[f"{PRUNED}/{home.name}"] = str(error)
                 continue
             self._pruned[home.name] = {path.partition("/")[0] for path, _ in deleted}

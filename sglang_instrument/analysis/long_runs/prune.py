@@ -17,16 +17,15 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files, renumber
-from sglang_instrument.analysis.digests.parquet import save_parquet
-from sglang_instrument.analysis.digests.stored_digest import load_digest, save_digest
 from sglang_instrument.analysis.executors.executor import BatchResult, Progress, Tables
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.long_runs.plan import Plan
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.reading.reader import Reading
+from sglang_instrument.analysis.reading.reader import Reading, read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.pruned import PATHS, PRUNED, pruned_folders
-from sglang_instrument.analysis.store.kept_lines import keep_files
+from sglang_instrument.analysis.run.pruned import PATHS, PRUNED, pruned_folders, read_kept
+from sglang_instrument.analysis.store.part_records import keep_all
+from sglang_instrument.analysis.store.parts import DAMAGED, fill_part
 from sglang_instrument.analysis.store.store import group_files
 from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder, is_draft
@@ -105,8 +104,9 @@ def _keep(plan: Plan, home: SafeFolder, progress: Progress | None) -> int:
     for name, group in groups.items():
         draft = home / f"{_DRAFT}{name}"
         gone = [msgspec.structs.replace(file, pruned_us=pruned_us) for file in group]
-        save_parquet(draft, f"{PATHS}.parquet", renumber(tables["paths"], read, group), sync=True)
-        save_digest(draft, gone, only_files(plan.whole, plan.run.files, group), sync=True)
+        digest = only_files(plan.whole, plan.run.files, group)
+        paths = renumber(tables["paths"], read, group)
+        fill_part(draft, gone, {**digest.tables(), PATHS: paths}, sync=True)
         home.rename_folder(draft.inside[-1], name)
         if list(map(key_of, _files_in((home / name).path))) != list(map(key_of, gone)):
             raise OSError(f"{(home / name).path} does not hold what was written to it")
@@ -132,7 +132,8 @@ class _KeepJob:
     paths: BatchJob
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
-        keep_files(self.home / self.folders[batch[0].path], folder, batch)
+        reading = read_files(folder, batch, with_extra=True)
+        keep_all(self.home / self.folders[batch[0].path], folder, reading)
         return self.paths.run(folder, batch)
 
     def make(self, reading: Reading) -> Tables:
@@ -140,10 +141,10 @@ class _KeepJob:
 
 
 def _files_in(home: Path) -> list[File]:
-    """Return the files whose digest a folder holds; [] if it cannot be read."""
+    """Return the files that a folder keeps; [] if it cannot be read."""
     try:
-        return load_digest(home)[0]
-    except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
+        return read_kept(home)[0]
+    except DAMAGED:
         return []
 
 

@@ -19,24 +19,40 @@ from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Who
 TEXT_COLUMNS: Final[dict[str, Any]] = {"extra": pl.String, "other_keys": pl.String}
 
 
+#: The timestamp of a record as it stands in the log, where it is another text than that of its end in UTC.
+STAMP: Final = "stamp"
+_UTC: Final = "%Y-%m-%dT%H:%M:%S%.6f+00:00"
+
+
 class WholeColumns(Columns):
-    """The columns of a table, and `TEXT_COLUMNS`."""
+    """The columns of a table, `TEXT_COLUMNS` and `STAMP`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._texts: list[str | None] = []
         self._others: list[str | None] = []
+        self._stamps: list[str] = []
 
     def add(self, lines: Sequence[Line], source: int) -> None:
         """Add lines of one source, which are `WholeLine`s."""
         super().add(lines, source)
         self._texts += [text_of(line) for line in lines]
         self._others += [line.others for line in lines if isinstance(line, WholeLine)]
+        self._stamps += [line.timestamp for line in lines]
 
     def table(self, places: Sequence[Place], position: int) -> pl.DataFrame:
         """Return the columns as `Columns.table` does, and those of the text."""
         texts = (pl.Series("extra", self._texts), pl.Series("other_keys", self._others))
-        return super().table(places, position).with_columns(*(text.cast(pl.String) for text in texts))
+        table = super().table(places, position)
+        stamp = pl.Series(STAMP, self._stamps, dtype=pl.String)
+        usual = table.select(timestamp_in_utc(pl.col("end_us"))).to_series()
+        stamp = stamp.to_frame().select(pl.when(stamp.ne_missing(usual)).then(stamp).alias(STAMP)).to_series()
+        return table.with_columns(*(text.cast(pl.String) for text in texts), stamp)
+
+
+def timestamp_in_utc(time_us: pl.Expr) -> pl.Expr:
+    """Return times in microseconds since the epoch as the timestamps of a log in UTC."""
+    return pl.from_epoch(time_us, "us").dt.strftime(_UTC)
 
 
 def text_of(line: Line) -> str | None:

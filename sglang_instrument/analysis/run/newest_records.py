@@ -5,9 +5,16 @@ from typing import TypeVar
 
 from sglang_instrument.analysis.digests.file_sources import key_of
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
-from sglang_instrument.analysis.reading.records.fields import ControlFields, Fields, records_in, typed
+from sglang_instrument.analysis.reading.records.fields import (
+    ControlFields,
+    Fields,
+    all_typed,
+    records_in,
+    typed,
+)
 from sglang_instrument.analysis.reading.records.lines import Line, Rejects, WholeLine, decode_whole
 from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.store.part_records import KeptRecords
 from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED
 
 _Kind = TypeVar("_Kind", bound=Fields)
@@ -37,17 +44,29 @@ def newest_records(
     counts = newest_run_filter(run.files)
     names = (*events, *keys)
     files = [file for file in files if file.place is not None and (not names or file.may_hold(names))]
-    logged = run.read_marked(
-        [file for file in files if file.has_records], (LOG_OPENED, *names) if names else ()
-    )
+    in_log = [file for file in files if file.has_records and file.part is None]
+    logged = run.read_marked(in_log, (LOG_OPENED, *names) if names else ())
+    kept = KeptRecords(run.home, files, events, keys)
     for file in files:
-        if file.has_records:
+        if file.part is not None:
+            records = _of_part(kept, file, kind, () if keys else events)
+        elif file.has_records:
             records = records_in(next(logged)[1], kind, () if keys else events)
         else:
             records = _kept_calls(run, file, kind) if with_kept else iter(())
         for run_id, line, fields in records:
             if counts(file, run_id):
                 yield file, line, fields
+
+
+def _of_part(
+    kept: KeptRecords, file: File, kind: type[_Kind], events: Collection[str]
+) -> Iterator[tuple[str | None, Line, _Kind]]:
+    records = list(kept.records_of(file))
+    fields = all_typed([line.extra for _, line in records], kind)
+    for (run_id, line), fields_of_line in zip(records, fields, strict=True):
+        yield run_id, line, fields_of_line
+    yield from records_in([kept.lines_of(file)], kind, events)
 
 
 def _kept_calls(run: Run, file: File, kind: type[_Kind]) -> Iterator[tuple[str | None, Line, _Kind]]:
@@ -64,7 +83,10 @@ def control_records(run: Run) -> Iterator[tuple[File, str | None, WholeLine]]:
     """
     counts = newest_run_filter(run.files)
     files = [file for file in run.files if file.place is not None and file.has_records]
-    for file, chunks in run.read_marked(files, sorted(CONTROL_EVENTS)):
+    kept = KeptRecords(run.home, files, sorted(CONTROL_EVENTS))
+    logged = run.read_marked([file for file in files if file.part is None], sorted(CONTROL_EVENTS))
+    for file in files:
+        chunks = next(logged)[1] if file.part is None else [kept.lines_of(file)]
         run_id = None
         for chunk in chunks:
             for line in decode_whole(chunk, Rejects()):

@@ -12,6 +12,7 @@ from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.foreign.executor import ForeignExecutor
+from sglang_instrument.analysis.reading.all_fields import STAMP
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_filter
 from sglang_instrument.analysis.reading.folders import Place
@@ -23,10 +24,10 @@ from sglang_instrument.analysis.reading.liveness import (
     last_words,
     names_of,
 )
-from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.digest_of_run import is_dataset, read_digest
 from sglang_instrument.analysis.run.health import Health
+from sglang_instrument.analysis.run.logged_records import read_logged
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs
 from sglang_instrument.analysis.run.other_logs import local_executor, tell_foreign, why_nothing
@@ -174,7 +175,7 @@ class Run:
             LogError: A file cannot be read, or records of a step that was asked for were pruned.
         """
         files = self._log_of(step, worker, validate)
-        reading = read_files(self.executor.bring(files), files, with_extra=texts)
+        reading = read_logged(self.executor.bring(files), self.home, files, with_extra=texts)
         for before, now in zip(files, reading.files, strict=True):
             if before.unreadable is None and now.unreadable is not None:
                 raise LogError(f"{self.folder / now.path}: {now.unreadable}")
@@ -184,7 +185,7 @@ class Run:
             for number, source in enumerate(reading.sources)
             if not counts(reading.files[source.file], source.run_id)
         ]
-        return reading.records.filter(~pl.col("source").is_in(left_out))
+        return reading.records.filter(~pl.col("source").is_in(left_out)).drop(STAMP, strict=False)
 
     def read_spans(
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None

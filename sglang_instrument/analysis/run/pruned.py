@@ -1,8 +1,9 @@
-"""Read what `prune` keeps of the log files that it deletes: digest and records, in the folder `.pruned`.
+"""Read what `prune` keeps of the log files that it deletes: parts, in the folder `.pruned`.
 
 Each call of `prune` adds folders to `.pruned` and never changes one: so a folder needs no other one, an
-interrupted call loses nothing, and `collect` can bring it along. Earlier versions kept no records. A log file
-that is there wins over what is kept of it: where a deletion was interrupted, or the file was put back.
+interrupted call loses nothing, and `collect` can bring it along. Earlier versions kept a digest in place of a
+part, without records. A log file that is there wins over what is kept of it: where a deletion was
+interrupted, or the file was put back.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import Key, join_digests, key_of, only_files, renumber
-from sglang_instrument.analysis.digests.stored_digest import load_digest, read_table
+from sglang_instrument.analysis.digests.stored_digest import load_digest, read_table, stored_files
 from sglang_instrument.analysis.reading.files import Control, File
 from sglang_instrument.analysis.reading.folders import in_order
-from sglang_instrument.analysis.store.kept_lines import KEPT_RECORDS
+from sglang_instrument.analysis.store.parts import DAMAGED, FILES, listed_files, read_data
 
 #: The folder in that of a run, and names of tables in a folder of it.
 PRUNED: Final = ".pruned"
@@ -49,10 +50,8 @@ def with_pruned(
     by_process = _by_process(files)
     for home in homes:
         try:
-            files_kept, digest_kept = load_digest(home, smaller=True)
-            part = f"{PRUNED}/{home.name}" if (home / KEPT_RECORDS).is_file() else None
-            files_kept = [msgspec.structs.replace(file, part=part) for file in files_kept]
-        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError) as error:
+            files_kept, digest_kept = read_kept(home)
+        except DAMAGED as error:
             lost = File(f"{PRUNED}/{home.name}", 0, 0, unreadable=str(error), pruned_us=0)
             parts.append(([lost], [lost], concat_digests([])))
             continue
@@ -62,6 +61,28 @@ def with_pruned(
     merged = sorted((file for _, gone, _ in parts for file in gone), key=lambda file: in_order(file.path))
     digests = [(gone, only_files(of_home, every, gone)) for every, gone, of_home in parts]
     return merged, join_digests(digests, merged)
+
+
+def read_kept(home: Path) -> tuple[list[File], Digest]:
+    """Return the files and the digest that a folder in `.pruned` keeps.
+
+    Raises:
+        DAMAGED: It cannot be read.
+    """
+    if (home / FILES).exists():
+        files, digest = read_data(home)
+        return [msgspec.structs.replace(file, part=f"{PRUNED}/{home.name}") for file in files], digest
+    files, digest = load_digest(home, smaller=True)
+    return [msgspec.structs.replace(file, part=None) for file in files], digest
+
+
+def list_kept(home: Path) -> list[tuple[str, int]]:
+    """Return path and size of the files that a folder in `.pruned` keeps.
+
+    Raises:
+        DAMAGED: It cannot be read.
+    """
+    return listed_files(home) if (home / FILES).exists() else stored_files(home)
 
 
 def pruned_folders(folder: Path) -> list[Path]:
@@ -84,8 +105,8 @@ def kept_table(folder: Path, files: Sequence[File], name: str) -> pl.DataFrame |
     tables = []
     for home in pruned_folders(folder) if wanted else ():
         try:
-            stored, table = load_digest(home, smaller=True)[0], read_table(home / f"{name}.parquet")
-        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
+            stored, table = read_kept(home)[0], read_table(home / f"{name}.parquet")
+        except DAMAGED:
             continue  # `with_pruned` reports it; a run without engine logs has no CALLS
         gone = [file for file in stored if key_of(file) in wanted]
         wanted -= set(map(key_of, gone))

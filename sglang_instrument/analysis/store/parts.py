@@ -4,12 +4,16 @@ A part is a folder in `parts`: `files.json` with the log files as they were read
 table that is not empty. `source` of a table numbers the pairs of file and run, in the order of `files.json`.
 A part is written under another name and renamed when it is whole, and never changed afterwards. `index.json`
 says which parts count, and of which state of which files each is.
+
+The same folder is what `prune` keeps of the log files that it deletes. Such a part is data: it is read
+whatever version wrote it, and what it lacks is null.
 """
 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 import polars as pl
@@ -17,18 +21,18 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.digests.parquet import save_parquet
-from sglang_instrument.analysis.digests.stored_digest import read_table
+from sglang_instrument.analysis.digests.stored_digest import fitted_table, read_table
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.regular_files import read_regular
 from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.schema import LOG_VERSION
 
 # Of the tables of a part; raise it when their columns or their meaning change. Parts are then made again.
-_LAYOUT: Final = 1
+_LAYOUT: Final = 2
 VERSION: Final = f"log {LOG_VERSION}, parts {_LAYOUT}"
 PARTS: Final = "parts"
 _INDEX: Final = "index.json"
-_FILES: Final = "files.json"
+FILES: Final = "files.json"
 _MOST_BYTES: Final = 2**30  # of an index; a million files make a tenth of it
 _NAME: Final = re.compile(r"(\.draft-)?[0-9a-f]{16}")
 _IN_PART: Final = re.compile(r"files\.json|[a-z_]+\.parquet")
@@ -59,6 +63,22 @@ class _WrittenTables(msgspec.Struct):
     version: str
     tables: list[str]
     files: list[File]
+
+
+class _Listed(msgspec.Struct):
+    """As much of a `File` as tells where it was and how large."""
+
+    path: str
+    size: int
+
+
+class _List(msgspec.Struct):
+    """As much of `_WrittenTables` as tells which files they are of."""
+
+    files: list[_Listed]
+
+
+_Kind = TypeVar("_Kind")
 
 
 def read_index(home: SafeFolder) -> list[Part]:
@@ -102,7 +122,7 @@ def files_of(home: SafeFolder, part: Part) -> list[File]:
 
 def _read_files(home: SafeFolder, part: Part) -> _WrittenTables:
     folder = home.path / PARTS / part.name
-    stored = msgspec.json.decode(read_regular(folder / _FILES, _MOST_BYTES), type=_WrittenTables)
+    stored = _decoded(folder, _WrittenTables)
     if stored.version != VERSION or list(map(key_of, stored.files)) != part.files:
         raise ValueError(f"{folder} is not as the index says")
     return stored
@@ -121,12 +141,56 @@ def write_part(home: SafeFolder, files: Sequence[File], tables: Mapping[str, pl.
     """
     name = os.urandom(8).hex()
     draft = home / PARTS / f".draft-{name}"
-    filled = {table: rows for table, rows in tables.items() if len(rows)}
-    for table, rows in filled.items():
-        save_parquet(draft, f"{table}.parquet", rows)
-    draft.write(_FILES, msgspec.json.encode(_WrittenTables(VERSION, list(filled), list(files))))
+    fill_part(draft, files, tables)
     (home / PARTS).rename_folder(draft.inside[-1], name)
     return Part(name, list(map(key_of, files)), records_of(files))
+
+
+def fill_part(
+    folder: SafeFolder, files: Sequence[File], tables: Mapping[str, pl.DataFrame], sync: bool = False
+) -> None:
+    """Write the files and tables of a part into its folder, the list of files last.
+
+    Args:
+        folder: The folder, under the name of a draft.
+        files: The log files.
+        tables: Tables made of them, by name.
+        sync: Whether to wait until they are on the disk.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: They cannot be written.
+    """
+    filled = {table: rows for table, rows in tables.items() if len(rows)}
+    for table, rows in filled.items():
+        save_parquet(folder, f"{table}.parquet", rows, sync)
+    folder.write(FILES, msgspec.json.encode(_WrittenTables(VERSION, list(filled), list(files))), sync)
+
+
+def read_data(folder: Path) -> tuple[list[File], Digest]:
+    """Return the log files and the digest of a part that is data.
+
+    Raises:
+        DAMAGED: It cannot be read.
+    """
+    stored = _decoded(folder, _WrittenTables)
+    tables = {
+        name: fitted_table(name, read_table(folder / f"{name}.parquet") if name in stored.tables else None)
+        for name in SCHEMAS
+    }
+    return stored.files, Digest(**tables)
+
+
+def listed_files(folder: Path) -> list[tuple[str, int]]:
+    """Return path and size of the files of a part.
+
+    Raises:
+        DAMAGED: It cannot be read.
+    """
+    return [(file.path, file.size) for file in _decoded(folder, _List).files]
+
+
+def _decoded(folder: Path, kind: type[_Kind]) -> _Kind:
+    return msgspec.json.decode(read_regular(folder / FILES, _MOST_BYTES), type=kind)
 
 
 def read_part(home: SafeFolder, part: Part) -> tuple[list[File], Digest]:

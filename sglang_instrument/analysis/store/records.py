@@ -5,7 +5,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.parquet import save_parquet
-from sglang_instrument.analysis.reading.all_fields import TEXT_COLUMNS, with_texts
+from sglang_instrument.analysis.reading.all_fields import STAMP, TEXT_COLUMNS, with_texts
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
@@ -13,11 +13,7 @@ from sglang_instrument.safe_files.folder import SafeFolder
 
 #: The table of records in a part.
 RECORDS: Final = "records"
-# Fields that `extra` holds as they stand in the log, and which nobody asks SQL for.
-_IN_EXTRA: Final = frozenset(
-    {"weight_version", "first_weight_version", "group", "sample", "resumed_tokens", "verifications"}
-    | {"sample_facts", "source"}
-)
+_LEVEL: Final = 12  # of zstd, for what is written once
 _OF_NESTING: Final[dict[str, Any]] = {
     "self_sec": pl.Float64,
     "wall_sec": pl.Float64,
@@ -26,20 +22,22 @@ _OF_NESTING: Final[dict[str, Any]] = {
     "parent": pl.Int64,
     "concurrent": pl.Boolean,
 }
-# What other columns tell: the view of SQL, and whoever restores lines, makes them again.
-_DERIVED: Final = frozenset({"end_us", "position"})
+# What other columns tell: the view of SQL and `part_records` make them again.
+_DERIVED: Final = frozenset({"end_us", "position", "source"})
 #: The columns of a table of records, whose rows are in the order of the lines. `file` and `run_id` say who
-#: wrote a record. `self_sec` is null where it is the duration, `wall_sec` where it is `self_sec`.
+#: wrote a record. `self_sec` is null where it is the duration, `wall_sec` where it is `self_sec`. `stamp` is
+#: a timestamp that is not the end of its record in UTC.
 COLUMNS_OF_RECORDS: Final[dict[str, Any]] = {
     "file": pl.String,
     "run_id": pl.String,
     **{
         name: pl.String if kind == pl.Categorical else kind
         for name, kind in COLUMNS.items()
-        if name not in _IN_EXTRA | _DERIVED
+        if name not in _DERIVED
     },
     **_OF_NESTING,
     **TEXT_COLUMNS,
+    STAMP: pl.String,
 }
 
 
@@ -49,6 +47,8 @@ def record_rows(reading: Reading) -> pl.DataFrame:
     `source` is the last column, as in `Reading.records`.
     """
     records = with_texts(reading.records)
+    if STAMP not in records.columns:  # of a foreign log
+        records = records.with_columns(pl.lit(None, pl.String).alias(STAMP))
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
     rows = pl.concat([spans, records.filter(pl.col("duration_sec").is_null())], how="diagonal")
     rows = with_files(rows, reading).sort("position")
@@ -75,14 +75,21 @@ def with_files(records: pl.DataFrame, reading: Reading) -> pl.DataFrame:
     return records.join(sources, on="source", how="left", maintain_order="left")
 
 
-def write_records(target: SafeFolder, reading: Reading) -> pl.DataFrame:
+def write_records(target: SafeFolder, reading: Reading, is_only_copy: bool = False) -> pl.DataFrame:
     """Write the records of files to a file in a folder; return how many there are, by `source`.
+
+    Args:
+        target: The folder.
+        reading: The files as read.
+        is_only_copy: Whether the log files are to be deleted: then it is compressed harder, and on the disk
+            when this returns.
 
     Raises:
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
     rows = record_rows(reading)
-    save_parquet(target, f"{RECORDS}.parquet", rows.drop("source"))
+    level = _LEVEL if is_only_copy else None
+    save_parquet(target, f"{RECORDS}.parquet", rows.drop("source"), sync=is_only_copy, level=level)
     return rows.group_by("source", maintain_order=True).agg(rows=pl.len().cast(pl.Int64))
 
 

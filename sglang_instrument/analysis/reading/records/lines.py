@@ -47,10 +47,24 @@ class Line(Struct, gc=False, omit_defaults=True):
 
 @dataclass
 class Rejects:
-    """Counts of lines that are no records: torn ones begin like one and end early, foreign ones do not."""
+    """Counts of lines that are no records: torn ones begin like one and end early, foreign ones do not.
+
+    Attributes:
+        torn: The count of torn lines.
+        foreign: The count of foreign lines.
+        lines: These lines; None to count them only.
+    """
 
     torn: int = 0
     foreign: int = 0
+    lines: list[bytes] | None = None
+
+    def add(self, raw: bytes, is_torn: bool) -> None:
+        """Count a line."""
+        self.torn += is_torn
+        self.foreign += not is_torn
+        if self.lines is not None:
+            self.lines.append(raw)
 
 
 class WholeLine(Line, gc=False, forbid_unknown_fields=True):
@@ -88,11 +102,8 @@ def decode_whole(chunk: bytes, rejects: Rejects) -> list[WholeLine]:
 def _decode_leniently(raw: bytes, rejects: Rejects) -> WholeLine | None:
     """Decode a record with values that are no JSON or of another type, or with keys of nobody we know."""
     fields = loaded(raw)
-    if fields is None and raw.lstrip().startswith(b'{"'):
-        rejects.torn += 1
-        return None
     if not _is_record(fields):
-        rejects.foreign += 1
+        rejects.add(raw, is_torn=fields is None and raw.lstrip().startswith(b'{"'))
         return None
     extra = _extra_of(raw, fields.pop("extra", None))
     line = WholeLine(**fitting(Line, fields), extra=extra)

@@ -1,0 +1,45 @@
+"""Read the records of log files: from their lines, or from the parts that hold what the lines told."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from sglang_instrument.analysis.executors.batches import in_order, join_results
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.reader import Reading, Source, read_files
+from sglang_instrument.analysis.store.part_records import read_part_records
+
+
+def read_logged(
+    folder: Path, home: Path, files: Sequence[File], for_digest: bool = False, with_extra: bool = False
+) -> Reading:
+    """Read files as `read_files` does, also those of which parts hold the records.
+
+    Args:
+        folder: The folder with the log files.
+        home: The folder that the paths of parts begin in.
+        files: The files.
+        for_digest: As for `read_files`; parts have their digest.
+        with_extra: As for `read_files`.
+    """
+    in_log = [file for file in files if file.part is None]
+    by_part: dict[str, list[File]] = {}
+    for file in files:
+        if file.part is not None:
+            by_part.setdefault(file.part, []).append(file)
+    reading = read_files(folder, in_log, for_digest, with_extra)
+    if not by_part:
+        return reading
+    readings = [reading] if in_log else []
+    readings += [read_part_records(home / part, some, with_extra) for part, some in by_part.items()]
+    results = []
+    position = 0
+    for some in readings:
+        records = some.records.with_columns(pl.col("position") + position)
+        position += len(records)
+        results.append((some.files, {"records": records}))
+    read, tables = in_order(files, join_results(results))
+    pairs = [(number, run_id) for number, file in enumerate(read) for run_id in file.runs]
+    sources = [Source(place, number, run_id) for number, run_id in pairs if (place := read[number].place)]
+    return Reading(read, sources, [tables["records"]])

@@ -1,0 +1,196 @@
+"""Keep all that log files hold in a part, and read its records: as columns, or one by one.
+
+Beside `records.parquet`, with the columns of `COLUMNS_OF_RECORDS`, stands `lines.parquet` with the lines that
+are no records, as they are: control records, records without a time, torn lines and those of others. Rows of
+a file are in the order of its lines. A part whose log is gone is data: a column that it lacks is null.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.digests.parquet import save_parquet
+from sglang_instrument.analysis.reading.all_fields import STAMP, TEXT_COLUMNS, timestamp_in_utc
+from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, open_log, whole_lines
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.reader import COLUMNS, Reading, Source
+from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Rejects, decode
+from sglang_instrument.analysis.reading.times import epoch_us
+from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, RECORDS, write_records
+from sglang_instrument.regular_files import demand_regular
+from sglang_instrument.safe_files.folder import SafeFolder
+from sglang_instrument.schema import CONTROL_EVENTS
+
+#: The table of lines that are no records.
+LINES: Final = "lines"
+_LINES: Final = {"file": pl.String, "text": pl.Binary}
+_SOURCE: Final[dict[str, Any]] = {"file": pl.String, "run_id": pl.String, "source": pl.Int64}
+_WHOLE: Final[dict[str, Any]] = {**COLUMNS, **TEXT_COLUMNS, STAMP: pl.String}
+_END_US: Final = pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
+_OF_LINE: Final = (
+    pl.coalesce(STAMP, timestamp_in_utc(_END_US)).alias("timestamp"),
+    *map(pl.col, ("event", "duration_sec", "extra", "worker", "step")),
+    pl.when("exact").then("start_us").alias("start_us"),
+    *map(pl.col, ("task", "spawned_by", "active_sec", "device_sec", "error")),
+    pl.when("validate").then("validate").alias("validate"),
+    pl.col("phase"),
+)
+
+
+def keep_all(target: SafeFolder, folder: Path, reading: Reading) -> None:
+    """Write all that log files hold into the folder of a part, and read it again.
+
+    Args:
+        target: The folder of the part.
+        folder: The run's.
+        reading: Log files of it, read with `with_extra`.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: It cannot be written, or tells less than the files.
+    """
+    write_records(target, reading, is_only_copy=True)
+    texts = [(file.path, text) for file in reading.files for text in _other_lines(folder / file.path, file)]
+    lines = pl.DataFrame(texts, schema=_LINES, orient="row")
+    save_parquet(target, f"{LINES}.parquet", lines, sync=True)
+    again = read_part_records(target.path, reading.files, with_extra=True)
+    first, second = (
+        _as_texts(read.records.select(list(_WHOLE)).drop("position")) for read in (reading, again)
+    )
+    if not (first.equals(second) and lines.equals(_table(target.path, LINES).collect())):
+        raise OSError(f"{target.path} would not tell what the log files tell")
+
+
+def _as_texts(records: pl.DataFrame) -> pl.DataFrame:
+    return records.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+
+
+def _other_lines(path: Path, file: File) -> list[bytes]:
+    """Return the lines of a log file that are no records."""
+    lines: list[bytes] = []
+    rejects = Rejects(lines=lines)
+    marks = as_marks(CONTROL_EVENTS)
+    with open_log(path) as stream:
+        for chunk in whole_lines(stream):
+            events = {line.event for line in decode(chunk, rejects)}
+            if not events.isdisjoint(CONTROL_EVENTS):
+                lines += filter(_is_control, marked_lines(chunk, marks).split(b"\n"))
+    if file.foreign > rejects.foreign:
+        with open_log(path) as stream:
+            for chunk in whole_lines(stream):
+                lines += filter(_is_timeless, chunk.split(b"\n"))
+    return lines
+
+
+def _is_control(raw: bytes) -> bool:
+    return any(line.event in CONTROL_EVENTS for line in decode(raw, Rejects()))
+
+
+def _is_timeless(raw: bytes) -> bool:
+    lines = [line for line in decode(raw, Rejects()) if line.event not in CONTROL_EVENTS]
+    return any(line.start_us is None and epoch_us(line.timestamp) is None for line in lines)
+
+
+def read_part_records(folder: Path, files: Sequence[File], with_extra: bool = False) -> Reading:
+    """Return the records of log files from the part that holds them, as `read_files` does from the files.
+
+    A part that cannot be read is noted in the files.
+    """
+    sources = [
+        Source(place, number, run_id)
+        for number, file in enumerate(files)
+        if (place := file.place) is not None
+        for run_id in file.runs
+    ]
+    try:
+        records = _records(folder, files, sources, _WHOLE if with_extra else COLUMNS)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        lost = [msgspec.structs.replace(file, unreadable=str(error)) for file in files]
+        return Reading(lost, sources)
+    return Reading(list(files), sources, [records])
+
+
+def _records(
+    folder: Path, files: Sequence[File], sources: Sequence[Source], kinds: Mapping[str, Any]
+) -> pl.DataFrame:
+    numbers = [(files[source.file].path, source.run_id, number) for number, source in enumerate(sources)]
+    of_files = pl.DataFrame(numbers, schema=_SOURCE, orient="row")
+    rows = _rows_of(folder, of_files["file"].unique().to_list()).with_row_index("position")
+    rows = rows.with_columns(end_us=_END_US)
+    rows = rows.join(of_files.lazy(), on=["file", "run_id"], nulls_equal=True, maintain_order="left")
+    records = rows.select(pl.col(name).cast(kind) for name, kind in kinds.items()).collect()
+    in_order = records["source"].is_sorted()
+    return records if in_order else records.sort("source", maintain_order=True)
+
+
+def _rows_of(folder: Path, paths: Sequence[str]) -> pl.LazyFrame:
+    """Return the records of some files; a column that the part lacks is null."""
+    rows = _table(folder, RECORDS)
+    present = rows.collect_schema().names()
+    missing = {name: kind for name, kind in COLUMNS_OF_RECORDS.items() if name not in present}
+    rows = rows.with_columns(pl.lit(None, kind).alias(name) for name, kind in missing.items())
+    return rows.filter(pl.col("file").is_in(paths))
+
+
+def _table(folder: Path, name: str) -> pl.LazyFrame:
+    path = folder / f"{name}.parquet"
+    demand_regular(path)
+    return pl.scan_parquet(path, glob=False)
+
+
+class KeptRecords:
+    """The records that parts hold of log files, read when the first file of a part is asked for.
+
+    Args:
+        home: The folder that the paths of parts begin in.
+        files: The files that will be asked for, each once.
+        events: Only records of these events.
+        keys: Beside those, records that hold one of these keys. Without events and keys, all records.
+    """
+
+    def __init__(
+        self, home: Path, files: Sequence[File], events: Collection[str] = (), keys: Collection[str] = ()
+    ) -> None:
+        self._home = home
+        self._paths: dict[str, list[str]] = {}
+        for file in files:
+            if file.part is not None:
+                self._paths.setdefault(file.part, []).append(file.path)
+        self._marks = as_marks((*events, *keys))
+        holds_key = pl.col("extra").str.contains_any([f'"{key}"' for key in keys])
+        of_events = pl.col("event").is_in(list(events))
+        self._wanted = of_events | holds_key if keys else of_events if events else pl.lit(value=True)
+        self._rows: dict[str, pl.DataFrame] = {}
+        self._lines: dict[str, bytes] = {}
+
+    def records_of(self, file: File) -> Iterator[tuple[str | None, Line]]:
+        """Yield the records of a file, each with the run that wrote it."""
+        self._read_part(file)
+        rows = self._rows.pop(file.path, None)
+        if rows is not None:
+            for run_id, timestamp, event, duration_sec, extra, *others in rows.iter_rows():
+                fields = NO_EXTRA if extra is None else msgspec.Raw(extra.encode())
+                yield run_id, Line(timestamp, event, duration_sec, fields, *others)
+
+    def lines_of(self, file: File) -> bytes:
+        """Return the lines of a file that are no records; with events or keys, those that name one."""
+        self._read_part(file)
+        text = self._lines.pop(file.path, b"")
+        return marked_lines(text, self._marks) if self._marks else text
+
+    def _read_part(self, file: File) -> None:
+        """Read the part of a file, unless that was done; a part that cannot be read holds nothing."""
+        paths = self._paths.pop(file.part or "", None)
+        if paths is None or file.part is None:
+            return
+        try:
+            rows = _rows_of(self._home / file.part, paths).filter(self._wanted)
+            lines = _table(self._home / file.part, LINES).filter(pl.col("file").is_in(paths)).collect()
+            by_file = rows.select("file", "run_id", *_OF_LINE).collect().partition_by("file", as_dict=True)
+        except (OSError, pl.exceptions.PolarsError):  # `read_part_records` reports it
+            return
+        self._rows |= {str(path): table.drop("file") for (path,), table in by_file.items()}
+        for path, text in lines.iter_rows():
+            self._lines[path] = self._lines.get(path, b"") + text + b"\n"
