@@ -205,9 +205,9 @@ def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> 
     cut = told(folder, 40)  # the files that are there are fewer
     assert cut["verdict"].endswith("judged in 5 parts, each by itself)")
     assert_equal_but_for_the_verdict(whole, cut)
-    broken = min((folder / ".pruned").glob("*/digest.json")).parent
-    for name in ("steps-*.parquet", "digest.json"):
-        next(broken.glob(name)).write_text("{")
+    broken = min((folder / ".pruned").glob("*/files.json")).parent
+    for name in ("steps.parquet", "files.json"):
+        (broken / name).write_text("{")
         shutil.rmtree(folder / ".store", ignore_errors=True)  # it still knows the tables
         whole = told(folder, 1000)
         assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]

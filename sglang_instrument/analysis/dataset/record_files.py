@@ -28,10 +28,10 @@ _NAME: Final = f"{RECORDS}.parquet"
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A Parquet file of records; `only` are the log files and runs whose records count, None for all."""
+    """A Parquet file of records; `left_out` are the log files and runs in it whose records do not count."""
 
     path: Path
-    only: list[tuple[str, str | None]] | None = None
+    left_out: list[tuple[str, str | None]]
 
 
 def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None) -> list[RecordFile]:
@@ -48,43 +48,21 @@ def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None
     """
     if run.executor.is_far:
         raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
-    kept: dict[str, list[File]] = {}
-    for file in run.files:
-        if file.part is not None:
-            kept.setdefault(file.part, []).append(file)
-    files = [file for file in run.files if file.has_records and file.part is None]
+    files = [file for file in run.files if file.has_records]
     in_store = _in_store(run, files, progress)
     held = {key_of(file) for part in in_store for file in part.counting}
     missing = [file for file in files if key_of(file) not in held]
     written = run.executor.read(missing, BatchJob(RECORDS, target=scratch), progress)[0] if missing else []
     counts = newest_run_filter(run.files)
-    wanted = {(key_of(file), run_id) for file in run.files for run_id in file.runs if counts(file, run_id)}
+    wanted = {(key_of(file), run_id) for file in files for run_id in file.runs if counts(file, run_id)}
     stored = [(part.folder / _NAME, part.files) for part in in_store]
     stored += [(path, written) for path in sorted(scratch.path.glob(f"*/{_NAME}"))]
-    made = [RecordFile(path, _chosen(of_part, wanted)) for path, of_part in stored]
-    return made + [_kept_file(run, part, of_part, wanted) for part, of_part in kept.items()]
+    return [RecordFile(path, _left_out(of_part, wanted)) for path, of_part in stored]
 
 
-def _chosen(
-    files: Sequence[File], wanted: set[tuple[Key, str | None]]
-) -> list[tuple[str, str | None]] | None:
-    """Return those pairs of file and run whose records count; None if all do."""
-    pairs = [(file, run_id) for file in files for run_id in file.runs]
-    chosen = [(file.path, run_id) for file, run_id in pairs if (key_of(file), run_id) in wanted]
-    return None if len(chosen) == len(pairs) else chosen
-
-
-def _kept_file(run: Run, part: str, files: Sequence[File], wanted: set[tuple[Key, str | None]]) -> RecordFile:
-    """Return the records of files whose log is gone; the part may hold others, too."""
-    path = run.home / part / _NAME
-    try:
-        demand_regular(path)
-    except OSError as error:
-        raise LogError(f"{part}: {error}") from None
-    pairs = [(file, run_id) for file in files for run_id in file.runs]
-    return RecordFile(
-        path, [(file.path, run_id) for file, run_id in pairs if (key_of(file), run_id) in wanted]
-    )
+def _left_out(files: Sequence[File], wanted: set[tuple[Key, str | None]]) -> list[tuple[str, str | None]]:
+    pairs = ((file, run_id) for file in files for run_id in file.runs)
+    return [(file.path, run_id) for file, run_id in pairs if (key_of(file), run_id) not in wanted]
 
 
 def _in_store(run: Run, files: Sequence[File], progress: Progress | None) -> list[HeldPart]:

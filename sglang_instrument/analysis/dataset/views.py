@@ -10,7 +10,6 @@ import polars as pl
 from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS, schema_of
 from sglang_instrument.analysis.dataset.record_files import RecordFile
 from sglang_instrument.analysis.run.span_files import NULL_PARTITION, SPANS
-from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS
 from sglang_instrument.analysis.tables.registry import stored_tables
 from sglang_instrument.analysis.tables.run.spans import FIELDS
 from sglang_instrument.errors import LogError
@@ -88,18 +87,15 @@ def add_comments(connection: Any) -> None:
 def _view_of_records(records: Sequence[RecordFile]) -> str:
     """Return the statement that makes `spans` of a run's records."""
     columns = ", ".join(f'{_OF_RECORDS.get(name, quoted_name(name))} AS "{name}"' for name in TABLES[SPANS])
-    nothing = ", ".join(
-        f'CAST(NULL AS {_TYPES[kind]}) AS "{name}"' for name, kind in COLUMNS_OF_RECORDS.items()
-    )
-    sources = [f"SELECT {nothing} WHERE false"]  # a part of another version may lack columns
-    if whole := [file.path for file in records if file.only is None]:
-        sources.append(f"FROM read_parquet([{', '.join(map(pattern, whole))}])")
+    whole = [file.path for file in records if not file.left_out]
+    sources = [f"read_parquet([{', '.join(map(pattern, whole))}])"] if whole else []
     for file in records:
-        if file.only:
-            rows = ", ".join(f"({quoted(path)}, {quoted(run_id or '')})" for path, run_id in file.only)
-            counting = f"(file, coalesce(run_id, '')) IN (VALUES {rows})"
-            sources.append(f"FROM read_parquet({pattern(file.path)}) WHERE {counting}")
-    return f"CREATE VIEW spans AS SELECT {columns} FROM ({' UNION ALL BY NAME '.join(sources)})"  # noqa: S608
+        if file.left_out:
+            rows = ", ".join(f"({quoted(path)}, {quoted(run_id or '')})" for path, run_id in file.left_out)
+            left_out = f"(file, coalesce(run_id, '')) NOT IN (VALUES {rows})"
+            sources.append(f"read_parquet({pattern(file.path)}) WHERE {left_out}")
+    selects = " UNION ALL ".join(f"SELECT {columns} FROM {source}" for source in sources)  # noqa: S608
+    return f"CREATE VIEW spans AS {selects}"
 
 
 def quoted_name(name: str) -> str:

@@ -19,13 +19,15 @@ from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Who
 TEXT_COLUMNS: Final[dict[str, Any]] = {"extra": pl.String, "other_keys": pl.String}
 
 
-#: The timestamp of a record as it stands in the log, where it is another text than that of its end in UTC.
-STAMP: Final = "stamp"
+#: The timestamp of a record as it stands in the log: `stamp`, or where that is null the microseconds of its
+#: end in UTC, and `late_us` after it; null says 0.
+STAMPS: Final[dict[str, Any]] = {"stamp": pl.String, "late_us": pl.Int64}
 _UTC: Final = "%Y-%m-%dT%H:%M:%S%.6f+00:00"
+_UTC_LENGTH: Final = len("2026-01-05T08:00:01.500000+00:00")
 
 
 class WholeColumns(Columns):
-    """The columns of a table, `TEXT_COLUMNS` and `STAMP`."""
+    """The columns of a table, `TEXT_COLUMNS` and `STAMPS`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,15 +46,25 @@ class WholeColumns(Columns):
         """Return the columns as `Columns.table` does, and those of the text."""
         texts = (pl.Series("extra", self._texts), pl.Series("other_keys", self._others))
         table = super().table(places, position)
-        stamp = pl.Series(STAMP, self._stamps, dtype=pl.String)
-        usual = table.select(timestamp_in_utc(pl.col("end_us"))).to_series()
-        stamp = stamp.to_frame().select(pl.when(stamp.ne_missing(usual)).then(stamp).alias(STAMP)).to_series()
-        return table.with_columns(*(text.cast(pl.String) for text in texts), stamp)
+        stamps = pl.Series("stamp", self._stamps, dtype=pl.String)
+        return table.with_columns(*(text.cast(pl.String) for text in texts), stamps).with_columns(_stamps())
 
 
-def timestamp_in_utc(time_us: pl.Expr) -> pl.Expr:
-    """Return times in microseconds since the epoch as the timestamps of a log in UTC."""
-    return pl.from_epoch(time_us, "us").dt.strftime(_UTC)
+def _stamps() -> list[pl.Expr]:
+    stamp = pl.col("stamp")
+    usual = (stamp.str.len_bytes() == _UTC_LENGTH) & stamp.str.ends_with("+00:00")
+    time_us = stamp.str.to_datetime(_UTC, time_unit="us", strict=False).dt.epoch("us")
+    late_us = pl.when(usual).then(time_us - pl.col("end_us"))
+    return [
+        pl.when(late_us.is_null()).then(stamp).alias("stamp"),
+        pl.when(late_us != 0).then(late_us).alias("late_us"),
+    ]
+
+
+def timestamps() -> pl.Expr:
+    """Return the timestamps of records with `STAMPS`, as they stand in the log."""
+    time_us = pl.col("end_us") + pl.col("late_us").fill_null(0)
+    return pl.coalesce("stamp", pl.from_epoch(time_us, "us").dt.strftime(_UTC)).alias("timestamp")
 
 
 def text_of(line: Line) -> str | None:

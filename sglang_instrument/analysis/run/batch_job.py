@@ -10,13 +10,13 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import digest_records
 from sglang_instrument.analysis.executors.executor import BatchResult, Tables
+from sglang_instrument.analysis.executors.logged_records import read_logged
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.field_sums import field_sums
 from sglang_instrument.analysis.reading.files import File, Newest
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
-from sglang_instrument.analysis.run.logged_records import read_logged
 from sglang_instrument.analysis.run.span_files import write_spans
 from sglang_instrument.analysis.store.records import write_records
 from sglang_instrument.gc_pause import uncollected

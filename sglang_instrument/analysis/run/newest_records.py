@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
-from sglang_instrument.analysis.digests.file_sources import key_of
+from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.reading.records.fields import (
     ControlFields,
@@ -14,6 +14,7 @@ from sglang_instrument.analysis.reading.records.fields import (
 )
 from sglang_instrument.analysis.reading.records.lines import Line, Rejects, WholeLine, decode_whole
 from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.run.pruned import CALLS, kept_table
 from sglang_instrument.analysis.store.part_records import KeptRecords
 from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED
 
@@ -47,13 +48,14 @@ def newest_records(
     in_log = [file for file in files if file.has_records and file.part is None]
     logged = run.read_marked(in_log, (LOG_OPENED, *names) if names else ())
     kept = KeptRecords(run.home, files, events, keys)
+    calls = _kept_calls(run) if with_kept and not all(file.has_records for file in files) else {}
     for file in files:
         if file.part is not None:
             records = _of_part(kept, file, kind, () if keys else events)
         elif file.has_records:
             records = records_in(next(logged)[1], kind, () if keys else events)
         else:
-            records = _kept_calls(run, file, kind) if with_kept else iter(())
+            records = _of_calls(calls.get(key_of(file), ()), kind)
         for run_id, line, fields in records:
             if counts(file, run_id):
                 yield file, line, fields
@@ -69,8 +71,21 @@ def _of_part(
     yield from records_in([kept.lines_of(file)], kind, events)
 
 
-def _kept_calls(run: Run, file: File, kind: type[_Kind]) -> Iterator[tuple[str | None, Line, _Kind]]:
-    for run_id, record in run.kept_calls.get(key_of(file), ()):
+def _kept_calls(run: Run) -> dict[Key, list[tuple[str | None, str]]]:
+    """Return the engine calls of files that earlier versions pruned: the run, and the record as JSON."""
+    table = kept_table(run.home, run.files, CALLS)
+    runs = [(key_of(file), run_id) for file in run.files for run_id in file.runs]
+    calls: dict[Key, list[tuple[str | None, str]]] = {}
+    for source, record in () if table is None else table.select("source", "record").iter_rows():
+        key, run_id = runs[source]
+        calls.setdefault(key, []).append((run_id, record))
+    return calls
+
+
+def _of_calls(
+    calls: Sequence[tuple[str | None, str]], kind: type[_Kind]
+) -> Iterator[tuple[str | None, Line, _Kind]]:
+    for run_id, record in calls:
         # Earlier versions kept no timestamp.
         line = record if record.startswith('{"timestamp"') else f'{{"timestamp":"",{record[1:]}'
         yield from records_in([line.encode()], kind, run_id=run_id)

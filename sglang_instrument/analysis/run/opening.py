@@ -8,11 +8,11 @@ from pathlib import Path
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
-from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.executors.executor import Executor, Progress
+from sglang_instrument.analysis.executors.logged_records import read_logged
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.foreign.executor import ForeignExecutor
-from sglang_instrument.analysis.reading.all_fields import STAMP
+from sglang_instrument.analysis.reading.all_fields import STAMPS
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_filter
 from sglang_instrument.analysis.reading.folders import Place
@@ -27,12 +27,11 @@ from sglang_instrument.analysis.reading.liveness import (
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.digest_of_run import is_dataset, read_digest
 from sglang_instrument.analysis.run.health import Health
-from sglang_instrument.analysis.run.logged_records import read_logged
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs
 from sglang_instrument.analysis.run.other_logs import local_executor, tell_foreign, why_nothing
 from sglang_instrument.analysis.run.outside import only_in_steps
-from sglang_instrument.analysis.run.pruned import CALLS, PATHS, kept_table, pruned_words
+from sglang_instrument.analysis.run.pruned import PATHS, kept_table, pruned_words
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 from sglang_instrument.errors import LogError
@@ -146,17 +145,6 @@ class Run:
         return {(place.step, place.validate) for place in places if place.step is not None}
 
     @cached_property
-    def kept_calls(self) -> dict[Key, list[tuple[str | None, str]]]:
-        """Engine calls of pruned files, by the file's key: the run, and the record as JSON."""
-        table = kept_table(self.home, self.files, CALLS)
-        runs = [(key_of(file), run_id) for file in self.files for run_id in file.runs]
-        calls: dict[Key, list[tuple[str | None, str]]] = {}
-        for source, record in () if table is None else table.select("source", "record").iter_rows():
-            key, run_id = runs[source]
-            calls.setdefault(key, []).append((run_id, record))
-        return calls
-
-    @cached_property
     def records(self) -> pl.DataFrame:
         """All events in memory, with the columns of `reader.COLUMNS`; without control records."""
         return self.read_records()
@@ -185,7 +173,7 @@ class Run:
             for number, source in enumerate(reading.sources)
             if not counts(reading.files[source.file], source.run_id)
         ]
-        return reading.records.filter(~pl.col("source").is_in(left_out)).drop(STAMP, strict=False)
+        return reading.records.filter(~pl.col("source").is_in(left_out)).drop(STAMPS, strict=False)
 
     def read_spans(
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None

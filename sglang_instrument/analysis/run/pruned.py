@@ -105,7 +105,8 @@ def kept_table(folder: Path, files: Sequence[File], name: str) -> pl.DataFrame |
     tables = []
     for home in pruned_folders(folder) if wanted else ():
         try:
-            stored, table = read_kept(home)[0], read_table(home / f"{name}.parquet")
+            table = read_table(home / f"{name}.parquet")
+            stored = read_kept(home)[0]
         except DAMAGED:
             continue  # `with_pruned` reports it; a run without engine logs has no CALLS
         gone = [file for file in stored if key_of(file) in wanted]

@@ -1,11 +1,12 @@
 """Keep all that log files hold in a part, and read its records: as columns, or one by one.
 
-Beside `records.parquet`, with the columns of `COLUMNS_OF_RECORDS`, stands `lines.parquet` with the lines that
+Beside `records.parquet`, with columns of `COLUMNS_OF_RECORDS`, stands `lines.parquet` with the lines that
 are no records, as they are: control records, records without a time, torn lines and those of others. Rows of
 a file are in the order of its lines. A part whose log is gone is data: a column that it lacks is null.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +14,14 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.parquet import save_parquet
-from sglang_instrument.analysis.reading.all_fields import STAMP, TEXT_COLUMNS, timestamp_in_utc
+from sglang_instrument.analysis.reading.all_fields import STAMPS, TEXT_COLUMNS, timestamps
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, open_log, whole_lines
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading, Source
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Rejects, decode
 from sglang_instrument.analysis.reading.times import epoch_us
-from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, RECORDS, write_records
+from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, RECORDS, rows_as_read
+from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular
 from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.schema import CONTROL_EVENTS
@@ -27,11 +29,12 @@ from sglang_instrument.schema import CONTROL_EVENTS
 #: The table of lines that are no records.
 LINES: Final = "lines"
 _LINES: Final = {"file": pl.String, "text": pl.Binary}
+_LEVEL: Final = 12  # of zstd: what is kept is written once
 _SOURCE: Final[dict[str, Any]] = {"file": pl.String, "run_id": pl.String, "source": pl.Int64}
-_WHOLE: Final[dict[str, Any]] = {**COLUMNS, **TEXT_COLUMNS, STAMP: pl.String}
+_WHOLE: Final[dict[str, Any]] = {**COLUMNS, **TEXT_COLUMNS, **STAMPS}
 _END_US: Final = pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
 _OF_LINE: Final = (
-    pl.coalesce(STAMP, timestamp_in_utc(_END_US)).alias("timestamp"),
+    timestamps(),
     *map(pl.col, ("event", "duration_sec", "extra", "worker", "step")),
     pl.when("exact").then("start_us").alias("start_us"),
     *map(pl.col, ("task", "spawned_by", "active_sec", "device_sec", "error")),
@@ -41,7 +44,7 @@ _OF_LINE: Final = (
 
 
 def keep_all(target: SafeFolder, folder: Path, reading: Reading) -> None:
-    """Write all that log files hold into the folder of a part, and read it again.
+    """Write all that log files hold into the folder of a part, and read it again; not how spans are nested.
 
     Args:
         target: The folder of the part.
@@ -49,9 +52,9 @@ def keep_all(target: SafeFolder, folder: Path, reading: Reading) -> None:
         reading: Log files of it, read with `with_extra`.
 
     Raises:
-        OSError, polars.exceptions.PolarsError: It cannot be written, or tells less than the files.
+        OSError, polars.exceptions.PolarsError, LogError: It cannot be written, or tells less than the files.
     """
-    write_records(target, reading, is_only_copy=True)
+    save_parquet(target, f"{RECORDS}.parquet", rows_as_read(reading), sync=True, level=_LEVEL)
     texts = [(file.path, text) for file in reading.files for text in _other_lines(folder / file.path, file)]
     lines = pl.DataFrame(texts, schema=_LINES, orient="row")
     save_parquet(target, f"{LINES}.parquet", lines, sync=True)
@@ -96,7 +99,8 @@ def _is_timeless(raw: bytes) -> bool:
 def read_part_records(folder: Path, files: Sequence[File], with_extra: bool = False) -> Reading:
     """Return the records of log files from the part that holds them, as `read_files` does from the files.
 
-    A part that cannot be read is noted in the files.
+    Raises:
+        LogError: The part cannot be read.
     """
     sources = [
         Source(place, number, run_id)
@@ -104,12 +108,17 @@ def read_part_records(folder: Path, files: Sequence[File], with_extra: bool = Fa
         if (place := file.place) is not None
         for run_id in file.runs
     ]
-    try:
+    with _readable(folder):
         records = _records(folder, files, sources, _WHOLE if with_extra else COLUMNS)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        lost = [msgspec.structs.replace(file, unreadable=str(error)) for file in files]
-        return Reading(lost, sources)
     return Reading(list(files), sources, [records])
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise LogError(f"{folder}: its records cannot be read: {error}") from None
 
 
 def _records(
@@ -166,7 +175,11 @@ class KeptRecords:
         self._lines: dict[str, bytes] = {}
 
     def records_of(self, file: File) -> Iterator[tuple[str | None, Line]]:
-        """Yield the records of a file, each with the run that wrote it."""
+        """Yield the records of a file, each with the run that wrote it.
+
+        Raises:
+            LogError: The part cannot be read.
+        """
         self._read_part(file)
         rows = self._rows.pop(file.path, None)
         if rows is not None:
@@ -181,16 +194,16 @@ class KeptRecords:
         return marked_lines(text, self._marks) if self._marks else text
 
     def _read_part(self, file: File) -> None:
-        """Read the part of a file, unless that was done; a part that cannot be read holds nothing."""
+        """Read the part of a file, unless that was done."""
         paths = self._paths.pop(file.part or "", None)
         if paths is None or file.part is None:
             return
-        try:
-            rows = _rows_of(self._home / file.part, paths).filter(self._wanted)
-            lines = _table(self._home / file.part, LINES).filter(pl.col("file").is_in(paths)).collect()
+        folder = self._home / file.part
+        with _readable(folder):
+            rows = _rows_of(folder, paths).filter(self._wanted)
+            lines = _table(folder, LINES).filter(pl.col("file").is_in(paths)).collect()
+            rows = rows.with_columns(end_us=_END_US)
             by_file = rows.select("file", "run_id", *_OF_LINE).collect().partition_by("file", as_dict=True)
-        except (OSError, pl.exceptions.PolarsError):  # `read_part_records` reports it
-            return
         self._rows |= {str(path): table.drop("file") for (path,), table in by_file.items()}
         for path, text in lines.iter_rows():
             self._lines[path] = self._lines.get(path, b"") + text + b"\n"

@@ -5,15 +5,14 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.parquet import save_parquet
-from sglang_instrument.analysis.reading.all_fields import STAMP, TEXT_COLUMNS, with_texts
+from sglang_instrument.analysis.reading.all_fields import STAMPS, TEXT_COLUMNS, with_texts
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 from sglang_instrument.safe_files.folder import SafeFolder
 
-#: The table of records in a part.
+#: The table of records in a part. What `prune` keeps lacks the columns of the nesting, a third of the bytes.
 RECORDS: Final = "records"
-_LEVEL: Final = 12  # of zstd, for what is written once
 _OF_NESTING: Final[dict[str, Any]] = {
     "self_sec": pl.Float64,
     "wall_sec": pl.Float64,
@@ -25,8 +24,8 @@ _OF_NESTING: Final[dict[str, Any]] = {
 # What other columns tell: the view of SQL and `part_records` make them again.
 _DERIVED: Final = frozenset({"end_us", "position", "source"})
 #: The columns of a table of records, whose rows are in the order of the lines. `file` and `run_id` say who
-#: wrote a record. `self_sec` is null where it is the duration, `wall_sec` where it is `self_sec`. `stamp` is
-#: a timestamp that is not the end of its record in UTC.
+#: wrote a record. `self_sec` is null where it is the duration, `wall_sec` where it is `self_sec`. `STAMPS`
+#: tell a timestamp that is not the end of its record.
 COLUMNS_OF_RECORDS: Final[dict[str, Any]] = {
     "file": pl.String,
     "run_id": pl.String,
@@ -37,7 +36,7 @@ COLUMNS_OF_RECORDS: Final[dict[str, Any]] = {
     },
     **_OF_NESTING,
     **TEXT_COLUMNS,
-    STAMP: pl.String,
+    **STAMPS,
 }
 
 
@@ -47,10 +46,9 @@ def record_rows(reading: Reading) -> pl.DataFrame:
     `source` is the last column, as in `Reading.records`.
     """
     records = with_texts(reading.records)
-    if STAMP not in records.columns:  # of a foreign log
-        records = records.with_columns(pl.lit(None, pl.String).alias(STAMP))
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
-    rows = pl.concat([spans, records.filter(pl.col("duration_sec").is_null())], how="diagonal")
+    instants = records.filter(pl.col("duration_sec").is_null())
+    rows = pl.concat([pl.DataFrame(schema=STAMPS), spans, instants], how="diagonal")
     rows = with_files(rows, reading).sort("position")
     self_sec, wall, duration = pl.col("self_sec"), pl.col("wall_sec"), pl.col("duration_sec")
     # As text: not every reader of Parquet knows categories.
@@ -60,6 +58,13 @@ def record_rows(reading: Reading) -> pl.DataFrame:
         wall_sec=pl.when(wall != self_sec).then(wall),
     )
     return rows.select(*(pl.col(name).cast(kind) for name, kind in COLUMNS_OF_RECORDS.items()), "source")
+
+
+def rows_as_read(reading: Reading) -> pl.DataFrame:
+    """Return the records of files with `COLUMNS_OF_RECORDS`, but those of the nesting, in their order."""
+    rows = with_files(with_texts(reading.records), reading).sort("position")
+    kinds = {name: kind for name, kind in COLUMNS_OF_RECORDS.items() if name not in _OF_NESTING}
+    return rows.select(pl.col(name).cast(kind) for name, kind in kinds.items())
 
 
 def with_files(records: pl.DataFrame, reading: Reading) -> pl.DataFrame:
@@ -75,21 +80,14 @@ def with_files(records: pl.DataFrame, reading: Reading) -> pl.DataFrame:
     return records.join(sources, on="source", how="left", maintain_order="left")
 
 
-def write_records(target: SafeFolder, reading: Reading, is_only_copy: bool = False) -> pl.DataFrame:
+def write_records(target: SafeFolder, reading: Reading) -> pl.DataFrame:
     """Write the records of files to a file in a folder; return how many there are, by `source`.
-
-    Args:
-        target: The folder.
-        reading: The files as read.
-        is_only_copy: Whether the log files are to be deleted: then it is compressed harder, and on the disk
-            when this returns.
 
     Raises:
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
     rows = record_rows(reading)
-    level = _LEVEL if is_only_copy else None
-    save_parquet(target, f"{RECORDS}.parquet", rows.drop("source"), sync=is_only_copy, level=level)
+    save_parquet(target, f"{RECORDS}.parquet", rows.drop("source"))
     return rows.group_by("source", maintain_order=True).agg(rows=pl.len().cast(pl.Int64))
 
 

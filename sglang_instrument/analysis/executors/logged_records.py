@@ -22,17 +22,20 @@ def read_logged(
         files: The files.
         for_digest: As for `read_files`; parts have their digest.
         with_extra: As for `read_files`.
+
+    Raises:
+        LogError: A part cannot be read.
     """
     in_log = [file for file in files if file.part is None]
     by_part: dict[str, list[File]] = {}
     for file in files:
         if file.part is not None:
             by_part.setdefault(file.part, []).append(file)
-    reading = read_files(folder, in_log, for_digest, with_extra)
-    if not by_part:
-        return reading
-    readings = [reading] if in_log else []
-    readings += [read_part_records(home / part, some, with_extra) for part, some in by_part.items()]
+    readings = [read_part_records(home / part, some, with_extra) for part, some in by_part.items()]
+    if in_log or not readings:
+        readings.append(read_files(folder, in_log, for_digest, with_extra))
+    if len(readings) == 1:
+        return readings[0]
     results = []
     position = 0
     for some in readings:
