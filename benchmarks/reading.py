@@ -23,10 +23,10 @@ def summary(folder, cached=False):
     from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.verdict import verdict_of
 
-    run = open_run(folder, cached=cached)
+    run = Run.open(folder, cached=cached)
     step_table(run.digest)
     worker_table(run.digest)
     paths = paths_of(run)
@@ -49,9 +49,9 @@ def staleness(folder, cached=False):
         load_table,
         staleness_table,
     )
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
 
-    run = open_run(folder, cached=cached)
+    run = Run.open(folder, cached=cached)
     fates = sample_fates(run.digest)
     assert len(staleness_table(fates)) == len(load_table(run.digest, fates)) > 0
     staleness_table(fates, by_worker=True)
@@ -63,9 +63,9 @@ def waste(folder, cached=False):
     """Compute all that `waste` shows."""
     from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
     from sglang_instrument.analysis.answers.asynchronous.waste import totals, waste_table, with_engine_tokens
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
 
-    run = open_run(folder, cached=cached)
+    run = Run.open(folder, cached=cached)
     fates = with_engine_tokens(run, sample_fates(run.digest))
     assert totals(waste_table(fates, run.digest))["used"] > 0
     return run.health.records

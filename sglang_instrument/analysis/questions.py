@@ -1,7 +1,7 @@
 """Ask a run the usual questions in a notebook: its verdict, steps, requests, figures and report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -17,7 +17,7 @@ from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.long_runs.periods import PERIODS, launches_of, period_table, step_rows
-from sglang_instrument.analysis.run import opening
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.tables.registry import all_tables
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.errors import InstrumentError, LogError
@@ -30,7 +30,7 @@ _NEXT: Final = 'run.summary(), run.requests(), run.plot("cdf"), run.report()'
 _EXTRA: Final = "pip install 'sglang-instrument[report]'"
 
 
-class Run(opening.Run):
+class NotebookRun(Run):
     """A run, as its log files describe it. In a notebook, `run` shows a short card with the verdict.
 
     Attributes:
@@ -117,7 +117,7 @@ class Run(opening.Run):
         worker: int | None = None,
         validate: bool = False,
         limit: int = 20,
-        against: opening.Run | None = None,
+        against: Run | None = None,
     ) -> "Figure":
         """Return a figure, which a notebook shows.
 
@@ -148,7 +148,7 @@ class Run(opening.Run):
     def report(
         self,
         steps: Sequence[int] = (),
-        other: opening.Run | None = None,
+        other: Run | None = None,
         most_spans: int = 50_000,
         height: int = 800,
     ) -> "Report":
@@ -223,7 +223,7 @@ class Report:
 
 def open_run(
     path: str | Path, progress: Progress | None = None, cached: bool = True, on: str | None = None
-) -> Run:
+) -> NotebookRun:
     """Read the run in a folder.
 
     Args:
@@ -238,5 +238,4 @@ def open_run(
         InstrumentError: There is no such cluster, or its nodes lack this package.
         LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
-    run = opening.open_run(path, progress, cached, on)
-    return Run(**{field.name: getattr(run, field.name) for field in fields(run)})
+    return NotebookRun.open(path, progress, cached, on)

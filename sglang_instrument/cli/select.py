@@ -51,9 +51,9 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 def open_logs(args: argparse.Namespace, logs: Path, progress: Progress) -> Run:
     """Open a run on this machine, or where --ray says."""
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
 
-    run = open_run(logs, progress, on=args.ray)
+    run = Run.open(logs, progress, on=args.ray)
     vars(args).setdefault("opened", []).append(run)
     return run
 

@@ -13,7 +13,7 @@ from perfetto_tracks import parsed
 from sglang_instrument.analysis.answers.engine_requests import with_later_columns
 from sglang_instrument.analysis.answers.routing.schedulers import courses
 from sglang_instrument.analysis.reading.records.gpu_records import Gpu, GpuGauges, GpusOpened, record_line
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.html.chosen import Chosen
 from sglang_instrument.report.html.servers import _line, gauge_facts
@@ -133,7 +133,7 @@ def test_servers_draws_the_course_of_each_gauge(run, capsys, monkeypatch):
 
 
 def test_the_report_draws_gauges_and_gpus_above_what_the_step_was_spent_on(run, tmp_path, capsys):
-    opened = open_run(run)
+    opened = Run.open(run)
     step = opened.digest.of_workers().steps.sort("step").row(0, named=True)
     at = [datetime.fromtimestamp(step["start_us"] / 1e6 + second, timezone.utc) for second in (0.2, 1.2)]
     opened_gpus = GpusOpened("host", None, "570", [Gpu("stand-in", 100)])
@@ -147,7 +147,7 @@ def test_the_report_draws_gauges_and_gpus_above_what_the_step_was_spent_on(run, 
         for time in at:
             gauge = {"timestamp": time.isoformat(), "event": "scheduler_gauges", "extra": FULL}
             log.write(json.dumps(gauge) + "\n")
-    facts = gauge_facts(open_run(run), [Chosen(False, 1), Chosen(False, 2)])
+    facts = gauge_facts(Run.open(run), [Chosen(False, 1), Chosen(False, 2)])
     lines = facts["1"]["lines"]
     assert lines["running"] == {"at_sec": [0.5, 1.5], "values": [3.0, 3.0]}
     assert lines["kv_cache"]["values"] == [0.75, 0.75]

@@ -15,7 +15,7 @@ from sglang_instrument.analysis.answers.join import (
     usual_token_sec,
     why,
 )
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.store import homes
 from sglang_instrument.analysis.verdict.verdict import Finding
 from sglang_instrument.cli.main import main
@@ -79,7 +79,7 @@ def log(tmp_path):
 
 
 def opened(log):
-    return open_run(log.folder, cached=False)
+    return Run.open(log.folder, cached=False)
 
 
 def only(table):
@@ -212,13 +212,13 @@ def test_engine_requests_are_cached_until_the_files_of_the_run_change(log, monke
     monkeypatch.setattr(homes, "_WORTHWHILE_BYTES", 1)
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
-    first = cached_engine_requests(open_run(log.folder))
+    first = cached_engine_requests(Run.open(log.folder))
     assert first.equals(engine_requests(opened(log)))
     with monkeypatch.context() as patch:
         patch.setattr(f"{engine_requests.__module__}.engine_requests", None)  # not needed
-        assert cached_engine_requests(open_run(log.folder)).equals(first)
+        assert cached_engine_requests(Run.open(log.folder)).equals(first)
     log.life("b", 200, ("admit", 201), ("first", 202), end=203)
-    assert "b" in cached_engine_requests(open_run(log.folder))["rid"].to_list()
+    assert "b" in cached_engine_requests(Run.open(log.folder))["rid"].to_list()
     assert len(list((log.folder / ".store").glob("engine_requests-*.parquet"))) == 1
 
 

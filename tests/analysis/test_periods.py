@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from sglang_instrument.analysis import open_run, step_ledger, worker_ledger
+from sglang_instrument.analysis import NotebookRun, open_run, step_ledger, worker_ledger
 from sglang_instrument.analysis.answers.call_times import paths_of
-from sglang_instrument.analysis.questions import Run
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.testing import synthetic_run
@@ -32,11 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> Run:
+def run(folder: Path) -> NotebookRun:
     return open_run(folder)
 
 
-def test_a_row_a_week_sums_up_its_steps(run: Run) -> None:
+def test_a_row_a_week_sums_up_its_steps(run: NotebookRun) -> None:
     steps = run.summary().to_dicts()
     first, second = run.summary(by="week").to_dicts()
     assert (first["period"], first["begin"].isoformat()) == ("2026-W02", "2026-01-05")
@@ -59,7 +58,7 @@ def test_a_row_a_week_sums_up_its_steps(run: Run) -> None:
     assert (first["restarts"], second["restarts"]) == (0, 1)
 
 
-def test_days_are_those_of_utc(run: Run) -> None:
+def test_days_are_those_of_utc(run: NotebookRun) -> None:
     begun = run.digest.steps.group_by("step").agg(start_us=run.digest.steps["start_us"].min()).height
     assert begun == 7
     days = run.summary(by="day")
@@ -96,7 +95,7 @@ def test_a_launch_without_a_step_has_its_week(folder: Path, tmp_path: Path) -> N
 
 
 def test_the_command_prints_weeks_and_their_time_zone(
-    folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+    folder: Path, run: NotebookRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["summary", str(folder), "--by", "week"]) == 0
     shown = capsys.readouterr().out
@@ -117,7 +116,7 @@ def test_validations_have_their_own_rows(tmp_path: Path) -> None:
     assert run.summary(validate=True, by="week")["steps"].to_list() == [2]
 
 
-def test_another_period_is_refused(run: Run) -> None:
+def test_another_period_is_refused(run: NotebookRun) -> None:
     with pytest.raises(InstrumentError, match=r"day, week, got 'month'"):
         run.summary(by="month")
 

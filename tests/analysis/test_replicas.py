@@ -12,7 +12,7 @@ from sglang_instrument.analysis.changes.replicas import Replicas, with_replicas
 from sglang_instrument.analysis.changes.serving import Serving, serving_of
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.testing import Engine, Workload
 from sglang_instrument.testing.run_shape import RunShape
@@ -56,7 +56,7 @@ def shape(limit: int, **trainer: object) -> RunShape:
 
 
 def predicted(folder: Path, more: int, made: RunShape, **known: int) -> Replicas:
-    run = open_run(write_run(folder, made), cached=False)
+    run = Run.open(write_run(folder, made), cached=False)
     return with_replicas(loop_of(run), more, **known)
 
 
@@ -64,7 +64,7 @@ def predicted(folder: Path, more: int, made: RunShape, **known: int) -> Replicas
 def test_one_more_server_saves_what_a_run_with_twice_the_slots_takes_less(trainer, tmp_path: Path) -> None:
     found = predicted(tmp_path / "one", 1, shape(8, **trainer), recorded=1, running=8)
     assert (found.recorded, found.source, found.servers, found.limit) == (1, "told", 2, 8)
-    run = open_run(write_run(tmp_path / "two", shape(16, **trainer)), cached=False)
+    run = Run.open(write_run(tmp_path / "two", shape(16, **trainer)), cached=False)
     real = loop_of(run).mean()["to_next_step_sec"]
     assert found.mean["to_next_step_sec"] - found.mean["saved_sec"] == pytest.approx(real, rel=0.05)
     assert found.mean["saved_sec"] > 0.2 * found.mean["to_next_step_sec"]
@@ -80,18 +80,18 @@ def test_the_engines_own_logs_tell_how_many_servers_there_are_and_what_they_run_
 ) -> None:
     made = shape(6)
     apart = replace(made, engine=replace(made.engine, shared=False), engine_clocks={0: 0.0, 1: 3.0})
-    run = open_run(write_run(tmp_path / "logged", apart), cached=False)
+    run = Run.open(write_run(tmp_path / "logged", apart), cached=False)
     assert serving_of(run) == Serving(2, 6)
     found = with_replicas(loop_of(run), 1, serving_of(run))
     assert (found.recorded, found.source, found.limit) == (2, "log", 6)
-    bare = open_run(write_run(tmp_path / "bare", made), cached=False)
+    bare = Run.open(write_run(tmp_path / "bare", made), cached=False)
     assert serving_of(bare) == Serving(None, None)
 
 
 def test_a_server_less_costs_and_none_left_is_an_error(tmp_path: Path) -> None:
     found = predicted(tmp_path, -1, shape(16), recorded=2, running=8)
     assert found.mean["saved_sec"] < 0
-    run = open_run(tmp_path, cached=False)
+    run = Run.open(tmp_path, cached=False)
     with pytest.raises(InstrumentError, match=r"--replicas -2: the run has 2 servers"):
         with_replicas(loop_of(run), -2, recorded=2)
 
@@ -117,6 +117,6 @@ def test_engines_of_workers_are_counted_and_calls_without_tokens_are_an_error(tm
         path.write_text(
             path.read_text().replace("generated_tokens", "not_known").replace("response_tokens", "no")
         )
-    run = open_run(folder, cached=False)
+    run = Run.open(folder, cached=False)
     with pytest.raises(InstrumentError, match="log generated_tokens"):
         with_replicas(loop_of(run), 1)

@@ -24,7 +24,7 @@ from made_steps import TICK_US
 from sglang_instrument.analysis.ledger.loop import Loop, averages, steady
 from sglang_instrument.analysis.ledger.loop_lanes import GENERATES, WORKS
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.testing.simulation.trainer import Trainer
 from sglang_instrument.testing.synthetic import write_run
 from sglang_instrument.testing.usual_run import usual_shape
@@ -33,7 +33,7 @@ SEC = TICK_US / 1e6
 
 
 def loop_in(folder: Path) -> Loop:
-    return loop_of(open_run(folder, cached=False))
+    return loop_of(Run.open(folder, cached=False))
 
 
 def rollout_tick(loop: MadeLoop, trainer: str, tick: int) -> str:

@@ -19,7 +19,7 @@ from taught_results import taught_results
 
 from sglang_instrument.analysis.answers.join import joined_calls
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.verdict import Finding, findings_of
 from sglang_instrument.demo.faults import BLOCK_SEC, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC
 from sglang_instrument.demo.model import ensure_model
@@ -87,7 +87,7 @@ def all_records(run: DemoRun) -> list[Record]:
 
 def findings(run: DemoRun) -> list[Finding]:
     """Return the findings in training steps, the verdict first."""
-    log = open_run(run.folder)
+    log = Run.open(run.folder)
     return [finding for finding in findings_of(log, over=True) if not finding.validate]
 
 
@@ -159,7 +159,7 @@ def test_processes_hold_the_settings_of_the_engine_as_sglang_resolved_them(whole
 
 
 def test_schedulers_record_how_full_they_are_while_they_run_batches(whole: DemoRun) -> None:
-    gauges = gauge_table(open_run(whole.folder))
+    gauges = gauge_table(Run.open(whole.folder))
     assert set(gauges["scheduler"]) == {f"scheduler_{worker}_tp0" for worker in WORKERS}
     assert gauges["batch_size"].min() >= 1
     assert 0 <= gauges["kv_cache_used_share"].min() <= gauges["kv_cache_used_share"].max() <= 1
@@ -213,7 +213,7 @@ def test_the_decorated_function_of_the_user_is_logged_with_its_request(whole: De
 
 
 def test_each_call_of_the_engine_is_joined_with_what_its_scheduler_did(whole: DemoRun) -> None:
-    run = open_run(whole.folder, cached=False)
+    run = Run.open(whole.folder, cached=False)
     calls = joined_calls(run).to_dicts()
     made = [record for record in all_records(whole) if record["event"] == "engine_generate"]
     assert len(calls) == len(made) > 100
@@ -316,7 +316,7 @@ def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(
     assert block["start_us"] < starved["start_us"] + starved["duration_sec"] * 1e6
     assert starved["start_us"] < block["start_us"] + block["duration_sec"] * 1e6
     longest = max(blocks, key=lambda block: block["duration_sec"])  # a busy machine may add some
-    run = open_run(faulty.folder)
+    run = Run.open(faulty.folder)
     findings_of_worker = [
         finding for finding in findings_of(run, over=False) if (finding.step, finding.worker) == (1, 0)
     ]

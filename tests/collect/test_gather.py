@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 
 from sglang_instrument.analysis.long_runs.plan import plan_prune
 from sglang_instrument.analysis.long_runs.prune import prune
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.collect import gather as gathering
 from sglang_instrument.collect.collected import CollectedFolder
 from sglang_instrument.collect.gather import in_chunks
@@ -312,7 +312,7 @@ def test_a_collected_run_of_two_disks_reads_as_both(here, node):
     for path in b.folder.rglob("*.jsonl"):  # nodes of one launch share its id
         path.write_text(path.read_text().replace("synthetic-1", "synthetic-0"))
     collect(CollectedFolder(here), a, b)
-    alone, both = [open_run(disk_node.folder) for disk_node in (a, b)], open_run(here)
+    alone, both = [Run.open(disk_node.folder) for disk_node in (a, b)], Run.open(here)
     assert both.health.ignored == []
     for name in ("requests", "turns"):
         expected = pl.concat(getattr(run.digest, name) for run in alone)
@@ -350,14 +350,14 @@ def test_files_that_were_pruned_here_are_not_brought_again(here, tmp_path):
     source = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
     node = DiskNode("a", source)
     whole = collect(CollectedFolder(here), node)
-    requests = open_run(here).everything.requests
+    requests = Run.open(here).everything.requests
     assert pruned(here).files > 0
     left = sorted(here.glob("step_*"))
     again = collect(CollectedFolder(here), node)
     assert (again.nodes["a"].new_bytes, again.missing) == (0, {})
     assert again.pruned == len(whole.files) - len(list(here.glob("step_*/*")))
     assert sorted(here.glob("step_*")) == left
-    assert_frame_equal(open_run(here).everything.requests, requests)
+    assert_frame_equal(Run.open(here).everything.requests, requests)
 
 
 def test_a_pruned_file_that_is_another_inode_on_its_node_is_not_brought_again(here, tmp_path):
@@ -372,7 +372,7 @@ def test_a_pruned_file_that_is_another_inode_on_its_node_is_not_brought_again(he
 def test_a_pruned_file_that_grew_on_its_node_is_brought_as_a_whole(here, tmp_path):
     source = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
     collect(CollectedFolder(here), DiskNode("a", source))
-    requests = len(open_run(here).everything.requests)
+    requests = len(Run.open(here).everything.requests)
     pruned(here)
     [gone, *_] = [path for path in source.glob("step_*/*") if not (here / path.relative_to(source)).exists()]
     late = next(line for line in gone.read_text().splitlines() if '"async_rollout_request_complete"' in line)
@@ -380,7 +380,7 @@ def test_a_pruned_file_that_grew_on_its_node_is_brought_as_a_whole(here, tmp_pat
         file.write(late.replace(json.loads(late)["extra"]["request_id"], "late") + "\n")
     assert collect(CollectedFolder(here), DiskNode("a", source)).missing == {}
     assert (here / gone.relative_to(source)).read_bytes() == gone.read_bytes()
-    assert len(open_run(here).everything.requests) == requests + 1
+    assert len(Run.open(here).everything.requests) == requests + 1
 
 
 def test_what_nodes_pruned_comes_along(here, tmp_path):
@@ -389,7 +389,7 @@ def test_what_nodes_pruned_comes_along(here, tmp_path):
         folder = synthetic_run(tmp_path / name, steps=8, workers=2, requests=4, seed=4, first_step=first)
         assert pruned(folder).files > 0
         nodes.append(DiskNode(name, folder))
-    expected = sum(len(open_run(node.folder).everything.requests) for node in nodes)
+    expected = sum(len(Run.open(node.folder).everything.requests) for node in nodes)
     assert collect(CollectedFolder(here), *nodes).missing == {}
-    assert len(open_run(here).everything.requests) == expected
-    assert open_run(here).steps == list(range(1, 17))
+    assert len(Run.open(here).everything.requests) == expected
+    assert Run.open(here).steps == list(range(1, 17))

@@ -12,7 +12,7 @@ from awaited import lines_of, records_of, wait_for, wait_for_rids
 from engine_log import PROMPTS, RIDS, SAMPLING, TOKENS, Served
 from sglang_server import instrumented, model_of_the_demo, start_server
 
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 
 pytestmark = pytest.mark.engine
 
@@ -106,7 +106,7 @@ def test_no_batch_is_recorded_unless_it_is_asked_for(killed):
 def test_a_scheduler_that_is_killed_leaves_whole_lines(killed):
     path = "engine/scheduler_0_tp0.jsonl"  # read_records() refuses torn ones
     assert "in-vain" in {extra["rid"] for extra in killed.of(path, "scheduler_receive")}
-    assert open_run(killed.folder, cached=False).health.torn == 0
+    assert Run.open(killed.folder, cached=False).health.torn == 0
 
 
 def test_the_join_says_what_each_request_waited_for(killed):

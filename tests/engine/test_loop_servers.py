@@ -11,7 +11,7 @@ from loops_served import hold, train
 from sglang_server import Server
 
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +33,7 @@ def runs(two_servers: list[Server], tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_shape_of_a_real_loop_is_told_and_both_sides_add_up(runs, name: str) -> None:
     shape, count, train_sec = LOOPS[name]
-    loop = loop_of(open_run(runs[name], cached=False))
+    loop = loop_of(Run.open(runs[name], cached=False))
     assert loop.shape() == shape
     steps = loop.steps()
     whole = loop.ledger().group_by("step", "side").agg(pl.col("sec").sum()).join(steps, on="step")

@@ -13,7 +13,7 @@ from awaited import lines_of, wait_for_rids
 from logged import read_records, recorded_events
 
 from sglang_instrument.analysis.answers.join import engine_request_table
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 
 PROMPTS = [[300 + 7 * number + place for place in range(number % 3 + 2)] for number in range(8)]
 TOKENS = 24
@@ -39,7 +39,7 @@ class Served:
 
     def lives(self):
         """Return the join, by rid."""
-        table = engine_request_table(open_run(self.folder, cached=False))
+        table = engine_request_table(Run.open(self.folder, cached=False))
         return {row["rid"]: row for row in table.to_dicts()}
 
 

@@ -13,7 +13,7 @@ from sglang_server import Server, start_servers
 from sglang_instrument.analysis.changes.replicas import Replicas, with_replicas
 from sglang_instrument.analysis.ledger.loop import Loop
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 
 SCRIPT = Path(__file__).parent / "served_loop.py"
 RUNNING = 4
@@ -65,7 +65,7 @@ def train(folder: Path, servers: list[Server], shape: str, steps: int, sec: floa
 
 def hold(one_server: Path, two: Path, running: int = RUNNING) -> list[Held]:
     """Predict each of two runs, over one and over two servers with this limit, from the other."""
-    runs = [open_run(folder, cached=False) for folder in (one_server, two)]
+    runs = [Run.open(folder, cached=False) for folder in (one_server, two)]
     loops = [loop_of(run) for run in runs]
     predictions = []
     for number, more in ((0, 1), (1, -1)):

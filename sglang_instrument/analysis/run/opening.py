@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -36,6 +37,9 @@ from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 from sglang_instrument.errors import LogError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 #: One step, some steps, or all (None).
 Steps = int | Collection[int] | None
 
@@ -57,6 +61,24 @@ class Run:
     everything: Digest = field(repr=False)
     cached: bool = True
     run_id: str | None = None
+
+    @classmethod
+    def open(
+        cls, path: str | Path, progress: Progress | None = None, cached: bool = True, on: str | None = None
+    ) -> "Self":
+        """Read the run in a folder; `analysis.open_run` says what it takes and raises."""
+        below, run_id = split_run_id(Path(path))
+        executor = local_executor(below) if on is None else RayExecutor(below, on)
+        cached = cached and not isinstance(executor, ForeignExecutor)
+        folder = executor.folder
+        files, digest = read_digest(executor, progress, cached, run_id)
+        if not any(file.controls or any(file.records) for file in files):
+            known = f"; `sglang-instrument status {folder}` says which processes were reached"
+            hint = known if (executor.home / "processes").is_dir() else ""
+            hint = why_nothing(executor) or hint
+            raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
+        cached = cached or is_dataset(executor.home)
+        return cls(executor, files, digest, cached, run_id and find_run_id(folder, files, run_id))
 
     @property
     def folder(self) -> Path:
@@ -302,37 +324,6 @@ def _lies_in(
     if place is None or (steps is not None and place.step not in steps):
         return False
     return all(value is None or getattr(place, name) == value for name, value in wanted.items())
-
-
-def open_run(
-    path: str | Path, progress: Progress | None = None, cached: bool = True, on: str | None = None
-) -> Run:
-    """Read the run in a folder.
-
-    Args:
-        path: The experiment's folder, or a folder that holds just one experiment. `FOLDER@RUN` opens an older
-            run by its id; the begin of an id will do.
-        progress: Called with the number of files read so far and the number of files to read.
-        cached: Whether to use and write a cache in the folder (or in the user's cache folder).
-        on: "ray" to read the files in Ray tasks on the nodes that hold them, or the address of a cluster in
-            place of this machine's; None to read them on this machine.
-
-    Raises:
-        InstrumentError: There is no such cluster, or its nodes lack this package.
-        LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
-    """
-    below, run_id = split_run_id(Path(path))
-    executor = local_executor(below) if on is None else RayExecutor(below, on)
-    cached = cached and not isinstance(executor, ForeignExecutor)
-    folder = executor.folder
-    files, digest = read_digest(executor, progress, cached, run_id)
-    if not any(file.controls or any(file.records) for file in files):
-        known = f"; `sglang-instrument status {folder}` says which processes were reached"
-        hint = known if (executor.home / "processes").is_dir() else ""
-        hint = why_nothing(executor) or hint
-        raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
-    cached = cached or is_dataset(executor.home)
-    return Run(executor, files, digest, cached, run_id and find_run_id(folder, files, run_id))
 
 
 def _reason(health: Health) -> str:

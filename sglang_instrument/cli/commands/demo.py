@@ -284,10 +284,10 @@ def _worth_a_look(folder: Path, most: str) -> tuple[str, str]:
         most: Column of `step_table`; without a finding, the step with its largest value is taken.
     """
     from sglang_instrument.analysis.answers.steps import step_table
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.verdict import findings_of
 
-    run = open_run(folder)
+    run = Run.open(folder)
     for finding in findings_of(run, over=True):
         if finding.step is not None and not finding.validate:
             return f" --step {finding.step}", "" if finding.worker is None else f" --worker {finding.worker}"

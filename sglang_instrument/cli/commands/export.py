@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_otlp(args: argparse.Namespace) -> int:
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.cli import otlp_export
 
     for name in ("traces", "rank"):
@@ -85,7 +85,7 @@ def _write_otlp(args: argparse.Namespace) -> int:
     if args.logs is None:
         raise InstrumentError("--otlp needs LOGS, the experiment's folder")
     with reading("steps") as progress:
-        opened = open_run(args.logs)
+        opened = Run.open(args.logs)
         steps = select.steps_of(opened, args, opened.everything)
         validate = args.validate or None
         said = otlp_export.write(args.otlp, opened, steps, validate, progress, force=args.force)
@@ -96,11 +96,11 @@ def _write_otlp(args: argparse.Namespace) -> int:
 
 
 def _write_perfetto(args: argparse.Namespace) -> int:
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.cli.perfetto_export import merge
 
     with reading("steps and traces") as progress:
-        opened = None if args.logs is None else open_run(args.logs)
+        opened = None if args.logs is None else Run.open(args.logs)
         steps = None if opened is None else select.steps_of(opened, args, opened.everything)
         validate = args.validate or None
         said = merge(args.perfetto, opened, args.traces, steps, validate, progress, args.rank)
@@ -114,10 +114,10 @@ def _write_perfetto(args: argparse.Namespace) -> int:
 def _write_parquet(args: argparse.Namespace) -> int:
     """Write what changed since the last call."""
     from sglang_instrument.analysis.dataset.export import export_dataset
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = Run.open(args.logs, progress)
         written = export_dataset(opened, args.parquet, progress)
     select.tell_pruned(opened, left=select.WRITTEN_BEFORE)
     files = f"{written.written:,} of {written.files:,} files of spans written"

@@ -118,21 +118,21 @@ def _listed(folder: Path) -> Sequence[Path]:
     from sglang_instrument.analysis.reading.folders import is_run_folder
     from sglang_instrument.analysis.run.experiments import experiments_in, find_run
     from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
 
     if not (folder.is_dir() and not is_run_folder(folder) and experiments_in(folder)):
         folder = find_run(folder)
-        runs = runs_of_trainers(open_run(folder).files)
+        runs = runs_of_trainers(Run.open(folder).files)
         return [Path(f"{folder}@{run_id}") for run_id in runs] or [folder]
     return [folder / name for name in experiments_in(folder)]
 
 
 def _row(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.verdict import judge
 
     try:
-        opened = open_run(path)
+        opened = Run.open(path)
         verdict = judge(opened)
     except (LogError, OSError) as error:  # a file may hold any text as an id
         settings: dict[str, list[Value]] = {name: [] for name in names}

@@ -52,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.dataset.columns import VIEWS
     from sglang_instrument.analysis.dataset.export import write_table, writing
     from sglang_instrument.analysis.dataset.query import ask
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
 
     if args.parquet is not None and args.parquet.exists():
         raise InstrumentError(f"{args.parquet} exists; nothing is overwritten")
     if args.parquet is not None and not args.parquet.absolute().parent.is_dir():
         raise InstrumentError(f"--parquet {args.parquet}: must be a file in an existing folder")
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = Run.open(args.logs, progress)
         rows = ask(opened, args.query, progress)
     if any(name in args.query.lower() for name in ("spans", *VIEWS)):
         select.tell_pruned(opened, left=select.WRITTEN_BEFORE if opened.is_dataset else select.OTHER_STEPS)

@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the traces show; return 1 if one of them could not be read, or lacks the GPU."""
-    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.cli.traces_beside_run import beside_run, trace_rows
     from sglang_instrument.traces.answers import analyse
 
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         analysis = analyse(
             args.traces, args.top, args.rank, lambda done, all_: progress(done >> 20, all_ >> 20)
         )
-        joined = beside_run(analysis, open_run(args.run)) if args.run else []
+        joined = beside_run(analysis, Run.open(args.run)) if args.run else []
     if args.json:
         print_json(trace_rows(analysis, joined))
         return _exit_code(analysis)

@@ -15,7 +15,7 @@ from logged import read_records, recorded_events
 
 import sglang_instrument
 from sglang_instrument import bind, event, flush, span, step
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.recording.keep import files
 from sglang_instrument.recording.safety import notices
 
@@ -296,7 +296,7 @@ def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_on
     # Of the 16 requests that are not drawn, those slower than all before are kept: all of them once in 16!.
     assert 0 < counts[-1]["sampled_out"] < 80
     assert counts[-1]["written"] == len(recorded_events(records))
-    run = open_run(folder, cached=False)
+    run = Run.open(folder, cached=False)
     assert (run.health.records, run.health.sampled_out) == (
         len(recorded_events(records)),
         counts[-1]["sampled_out"],

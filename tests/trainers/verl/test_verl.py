@@ -9,7 +9,7 @@ import pytest
 
 from sglang_instrument import schema
 from sglang_instrument.analysis.ledger.ledger import worker_ledger
-from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.analysis.run.opening import Run
 
 TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps that drive.py runs
 ROUNDING_US = 2
@@ -185,7 +185,7 @@ def test_children_lie_within_their_parents(outcome):
 
 
 def test_the_parts_of_a_step_add_up_to_it(outcome):
-    run = open_run(outcome.folder / "run")
+    run = Run.open(outcome.folder / "run")
     unaccounted = []
     for step, validate in ((1, False), (2, False), (2, True)):
         kind = "validate" if validate else "step"
