@@ -71,7 +71,7 @@ def step_done(ledgers: Ledgers, row: Mapping[str, Any], files: Sequence[File]) -
         step=row["step"],
         validate=row["validate"],
         duration_sec=row["duration_sec"],
-        requests=row["requests"],
+        requests=row["requests"] or 0,
         tokens=row["response_tokens"],
         p50_sec=row["p50_sec"],
         p99_sec=row["p99_sec"],

@@ -12,15 +12,26 @@ def request_table(digest: Digest) -> pl.DataFrame:
     """Return one row per request, the slowest first.
 
     Returns:
-        step, validate, worker, request_id, start_us, end_us, duration_sec, turns, response_tokens,
+        step, validate, worker, request_id, attempt, start_us, end_us, duration_sec, turns, response_tokens,
         finish_reason, reward, error: as logged; engine_sec, tool_sec, interaction_sec, reward_sec: the time
         in each kind of work, without spans inside another of their kind; concurrent tools count one by one;
-        other_sec: the duration minus all of these, at least 0.
+        null of a kind of which `digest` has none; other_sec: the duration minus all of these, at least 0.
     """
     other = pl.col("duration_sec") - sum((pl.col(f"{kind}_sec") for kind in KINDS), start=pl.lit(0.0))
-    requests = digest.of_workers().requests.drop("source", "role")
+    requests = digest.of_workers().requests.drop("source", "role", "implied")
     table = requests.with_columns(other_sec=other.clip(lower_bound=0.0))
-    return table.sort("duration_sec", "request_id", descending=[True, False])
+    table = without_unrecorded(table, digest)
+    return table.sort("duration_sec", "request_id", "attempt", descending=[True, False, False])
+
+
+def without_unrecorded(rows: pl.DataFrame, digest: Digest) -> pl.DataFrame:
+    """Return rows with null as the time of each kind of work of which the digest of a run has none."""
+    mine = digest.of_workers()
+    names = [f"{kind}_sec" for kind in KINDS if f"{kind}_sec" in rows.columns]
+    lacking = [
+        name for name in names if not any((table[name] > 0).any() for table in (mine.requests, mine.turns))
+    ]
+    return rows.with_columns(pl.lit(None, pl.Float64).alias(name) for name in lacking)
 
 
 def cdf_table(requests: pl.DataFrame, by: list[str]) -> pl.DataFrame:

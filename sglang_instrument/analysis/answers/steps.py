@@ -9,6 +9,7 @@ from sglang_instrument.schema import PHASES
 
 STEP: Final = ["step", "validate"]
 STEP_OF_WORKER: Final = [*STEP, "worker"]
+_OF_ONE_PROCESS: Final = ("duration_sec", "unaccounted_sec", "barrier_sec", "busy_sec")
 _FRONT: Final = ("step", "validate", "worker", "workers", "slowest_worker", "duration_sec", "busy_sec")
 
 
@@ -16,7 +17,7 @@ def step_table(digest: Digest) -> pl.DataFrame:
     """Return one row per step, in order, training before validation.
 
     Args:
-        digest: Of the steps to show, such as `Run.digest`.
+        digest: Of the steps to show, such as `Run.digest`; intervals need training and validation.
 
     Returns:
         step, validate: Which step.
@@ -24,9 +25,11 @@ def step_table(digest: Digest) -> pl.DataFrame:
         slowest_worker: The one with the largest `busy_sec`; a barrier makes all durations equal.
         duration_sec: The longest of the workers' durations.
         busy_sec: The longest of the workers' durations without their time at barriers.
-        interval_sec: From this start to that of the next step; null for the last of a launch.
+        interval_sec: From this start to that of the next step or validation of `digest`; null for the last
+            of a launch.
         unaccounted_sec: Time of the slowest worker's step that no part of the step covers.
-        requests, response_tokens: Their number, and the tokens that the model wrote; null if not logged.
+        requests, response_tokens: Their number, null if the run logs none; the tokens that the model wrote,
+            null if not logged.
         p50_sec, p99_sec, max_sec: Of the requests' durations, interpolated linearly.
         straggler_share: 1 - t80 / t100, the share of time in which the last 20 % of the requests run; t80 and
             t100 are the seconds from their worker's start of the step until 80 % and all of them are done.
@@ -63,13 +66,22 @@ def worker_table(digest: Digest) -> pl.DataFrame:
 
 
 def worker_steps(digest: Digest) -> pl.DataFrame:
-    """Return start, launch, duration, unaccounted time and time without barriers of each worker's step."""
-    sums = [name for name in digest.steps.columns if name.endswith("_sec") or name.startswith("wall_")]
-    steps = digest.steps.group_by(STEP_OF_WORKER).agg(
-        pl.col("start_us").min(), pl.col("launch").max(), pl.col(sums).sum()
-    )
+    """Return start, launch, duration, unaccounted time and time without barriers of each worker's step.
+
+    Of several processes of one rank that run at the same time, the one that was busy longest counts, as it
+    does of workers; what ran before and after them is added. `wall_<phase>` and `processes_sec`, their sum,
+    are those of all its processes.
+    """
     busy = (pl.col("duration_sec") - pl.col("barrier_sec")).clip(lower_bound=0.0)
-    return steps.with_columns(busy_sec=busy).sort(STEP_OF_WORKER)
+    steps = digest.steps.with_columns(busy_sec=busy, processes_sec="duration_sec")
+    steps = steps.sort(*STEP_OF_WORKER, "start_us")
+    earlier = pl.col("end_us").cum_max().shift(1).over(STEP_OF_WORKER)
+    steps = steps.with_columns(period=(pl.col("start_us") >= earlier).fill_null(True).cum_sum())
+    by_busy = [pl.col(name).sort_by("busy_sec").last() for name in _OF_ONE_PROCESS]
+    sums = [name for name in steps.columns if name.startswith("wall_") or name == "processes_sec"]
+    of_rank = [pl.col("start_us").min(), pl.col("launch").max(), pl.col(sums).sum()]
+    periods = steps.group_by(*STEP_OF_WORKER, "period").agg(*of_rank, *by_busy)
+    return periods.group_by(STEP_OF_WORKER).agg(*of_rank, pl.col(_OF_ONE_PROCESS).sum()).sort(STEP_OF_WORKER)
 
 
 def _of_slowest(column: str) -> pl.Expr:
@@ -79,16 +91,18 @@ def _of_slowest(column: str) -> pl.Expr:
 
 def _finished(steps: pl.DataFrame, digest: Digest, workers: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     """Add interval and requests to steps, or to steps of workers."""
-    by_time = [*key[2:], "validate", "start_us"]
-    start, launch = (
-        pl.col(name).shift(-1).over([*key[2:], "validate"], order_by="start_us")
-        for name in ("start_us", "launch")
-    )
+    worker = key[2:]
+    steps = steps.sort(*worker, "start_us", *STEP)
+    start, launch = (pl.col(name).shift(-1) for name in ("start_us", "launch"))
+    if worker:
+        start, launch = start.over(worker), launch.over(worker)
     resumed = (launch != pl.col("launch")).fill_null(False)
     interval = pl.when(~resumed).then((start - pl.col("start_us")) / 1e6)
-    steps = steps.sort(by_time).with_columns(interval_sec=interval).drop("launch")
+    steps = steps.with_columns(interval_sec=interval).drop("launch")
     steps = steps.join(_request_columns(digest, workers, key), on=key, how="left", maintain_order="left")
-    steps = steps.with_columns(pl.col("requests").fill_null(0)).sort("validate", *key[:1], *key[2:])
+    if len(digest.requests):
+        steps = steps.with_columns(pl.col("requests").fill_null(0))
+    steps = steps.sort("validate", *key[:1], *key[2:])
     front = [name for name in _FRONT if name in steps.columns]
     shares = [f"share_{phase}" for phase in PHASES]
     return steps.select(*front, pl.exclude(*front, *shares), *shares)
@@ -111,7 +125,7 @@ def _request_columns(digest: Digest, workers: pl.DataFrame, key: list[str]) -> p
 
 
 def _phase_shares() -> list[pl.Expr]:
-    whole = pl.col("duration_sec").sum()
+    whole = pl.col("processes_sec").sum()
     return [
         pl.when(whole > 0).then(pl.col(f"wall_{phase}").sum() / whole).otherwise(0.0).alias(f"share_{phase}")
         for phase in PHASES

@@ -2,20 +2,26 @@
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.requests import without_unrecorded
 from sglang_instrument.analysis.digests.digest import KINDS, Digest
 
 
-def turn_table(digest: Digest, by_step: bool = False) -> pl.DataFrame:
+def turn_table(digest: Digest, by_step: bool = False, whole: Digest | None = None) -> pl.DataFrame:
     """Return one row per turn number (0-based), over the run or by step.
+
+    Args:
+        digest: Of the steps to count.
+        by_step: Whether to count each step by itself.
+        whole: That of the whole run, if `digest` is a part of it.
 
     Returns:
         step, validate (by step only), turn; requests: how many got this far; engine_sec, tool_sec,
-        interaction_sec: sums; engine_p50_sec, engine_p99_sec: of one request's engine time in this turn;
-        response_tokens: sum; null if no request logs its tokens.
+        interaction_sec: sums; null of a kind of which the run has none; engine_p50_sec, engine_p99_sec: of
+        one request's engine time in this turn; response_tokens: sum; null if no request logs its tokens.
     """
     key = ["step", "validate", "turn"] if by_step else ["turn"]
     engine, tokens = pl.col("engine_sec"), pl.col("response_tokens")
-    return (
+    table = (
         digest.of_workers()
         .turns.group_by(key)
         .agg(
@@ -27,6 +33,7 @@ def turn_table(digest: Digest, by_step: bool = False) -> pl.DataFrame:
         )
         .sort(key)
     )
+    return without_unrecorded(table, digest if whole is None else whole)
 
 
 def turn_counts(digest: Digest) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit
 
 ANSWERS: Final = ("tool", "interaction")
-_REQUEST: Final = ["source", *STEP_OF_WORKER, "request_id"]
+_REQUEST: Final = ["source", *STEP_OF_WORKER, "request_id", "attempt"]
 _OF_ANSWERS: Final = tuple(f"{kind}_sec" for kind in ANSWERS)
 _OF_TURN: Final = ("start_us", "engine_sec", "prefill_share", "response_tokens", *_OF_ANSWERS)
 _OF_REQUEST: Final = ("start_us", "begin", "was", "engine_sec", "response_tokens", "reward_sec", *_OF_ANSWERS)

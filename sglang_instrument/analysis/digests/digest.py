@@ -22,7 +22,9 @@ _PLACE_SCHEMA: Final = {
     "validate": pl.Boolean,
 }
 #: The tables and their columns. Times are microseconds on the clock of the worker's host. `event` of a turn
-#: is its longest part. `samples` is `samples.sample_rows`. `launch` of a step numbers the launch of the
+#: is its longest part. `attempt` counts the requests of one id in a step of a worker, from 0: a retry.
+#: A request is `implied` if no span of phase "request" tells of it, only its id.
+#: `samples` is `samples.sample_rows`. `launch` of a step numbers the launch of the
 #: trainer that wrote it; null if not known.
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "steps": {
@@ -38,6 +40,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "requests": {
         **_PLACE_SCHEMA,
         "request_id": pl.String,
+        "attempt": pl.Int64,
         "start_us": pl.Int64,
         "end_us": pl.Int64,
         "duration_sec": pl.Float64,
@@ -51,11 +54,13 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "group": pl.String,
         "sample": pl.String,
         "resumed_tokens": pl.Int64,
+        "implied": pl.Boolean,
         **{f"{kind}_sec": pl.Float64 for kind in KINDS},
     },
     "turns": {
         **_PLACE_SCHEMA,
         "request_id": pl.String,
+        "attempt": pl.Int64,
         "turn": pl.Int64,
         "event": pl.String,
         "start_us": pl.Int64,
@@ -153,6 +158,7 @@ def digest_records(records: pl.DataFrame) -> Digest:
     spans_in = records.select(*_NESTING_COLUMNS, *ids, place=place).with_row_index("row")
     spans, children = nest_and_clip(spans_in)
     spans = split_wall_time(spans, children)
+    records = records.with_columns(place=place)
     return Digest._fitted(roll_up(spans, records, places, critical_path(spans, children)))
 
 

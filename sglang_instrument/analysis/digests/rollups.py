@@ -4,6 +4,12 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.attempts import (
+    parts_with_attempts,
+    rewards_with_attempts,
+    with_attempts,
+)
+from sglang_instrument.analysis.digests.implied_requests import with_implied
 from sglang_instrument.analysis.digests.samples import sample_rows
 from sglang_instrument.analysis.digests.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
 from sglang_instrument.analysis.digests.weight_versions import VERSIONS, with_versions
@@ -28,13 +34,14 @@ def roll_up(
         spans: Nested spans with `wall_sec`. `span` numbers them from 0, `row` is the row in `records`,
             `place` the row in `places`.
         records: Further columns of the spans, and records that may hold the reward of a request.
-        places: Columns of `PLACE`.
+        places: Columns of `PLACE`; `place` of records is the row in them.
         path: Of `critical_path`.
     """
-    parts = _outermost_parts(spans, records)
+    requests = with_attempts(with_implied(_outermost_requests(spans, records), records, places))
+    parts = parts_with_attempts(_outermost_parts(spans, records), requests, spans)
     logged = sum_by_number(parts)
     turns = turns_of(logged)
-    requests = _requests(spans, logged, records, places)
+    requests = _requests(requests, logged, records, places)
     tables = {
         "steps": _steps(spans, len(places)),
         "requests": with_versions(_with_facts_of_turns(requests, turns, parts, records), parts),
@@ -79,7 +86,9 @@ def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
 
 
 def _extents(spans: pl.DataFrame) -> pl.DataFrame:
-    extents = outermost_spans(spans, ["place"]).group_by("place")
+    # A span in another task than its parent may outlive it.
+    outermost = spans.filter(pl.col("parent").is_null() | pl.col("concurrent"))
+    extents = _with_fresh_times(outermost).group_by("place")
     return extents.agg(
         start_us=pl.col("start_us").min(),
         end_us=pl.col("end_us").max(),
@@ -88,12 +97,12 @@ def _extents(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def outermost_spans(spans: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """Return the spans without a parent; `fresh_sec` is the time that no earlier one of the step covers."""
-    outermost = spans.filter(pl.col("parent").is_null()).sort(*key, "start_us", "end_us")
-    reach = pl.col("end_us").cum_max().shift(1).over(key).fill_null(pl.col("start_us"))
+def _with_fresh_times(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return spans with `fresh_sec`, the time that no earlier one of their step covers."""
+    ordered = spans.sort("place", "start_us", "end_us")
+    reach = pl.col("end_us").cum_max().shift(1).over("place").fill_null(pl.col("start_us"))
     fresh = pl.col("end_us") - pl.max_horizontal(pl.col("start_us"), reach)
-    return outermost.with_columns(fresh_sec=fresh.clip(lower_bound=0) * US)
+    return ordered.with_columns(fresh_sec=fresh.clip(lower_bound=0) * US)
 
 
 def _is_of(phase: str) -> pl.Expr:
@@ -104,7 +113,7 @@ def _outermost_parts(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame
     """Return the spans of `KINDS` outside any span of the same kind; `kind` is the index in `KINDS`."""
     kind = pl.Series("kind", _KIND_OF_PHASE, dtype=pl.Int8).gather(spans["counts_for"].to_physical())
     outer = kind.is_not_null() & kind.ne_missing(kind.gather(spans["parent"]))
-    parts = spans.select("place", "row", "event", "start_us", "end_us", "duration_sec").filter(outer)
+    parts = spans.select("place", "row", "span", "event", "start_us", "end_us", "duration_sec").filter(outer)
     fields = records.select("request_id", "turn", "response_tokens", "verifications", *VERSIONS)[parts["row"]]
     parts = pl.concat([parts.with_columns(kind=kind.filter(outer)), fields], how="horizontal")
     for name in ("response_tokens", "verifications"):
@@ -133,21 +142,21 @@ def _sums_inside(spans: pl.DataFrame, numbers: pl.Series, inner: pl.Series) -> p
 
 
 def _requests(
-    spans: pl.DataFrame, logged: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame
+    requests: pl.DataFrame, logged: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame
 ) -> pl.DataFrame:
-    requests = _outermost_requests(spans, records)
+    """Add to requests the time in each kind of work, and the rewards that other records log of them."""
     asked = logged.group_by(REQUEST).agg(pl.col(f"{kind}_sec").sum() for kind in KINDS)
     requests = requests.join(asked, on=REQUEST, how="left").with_columns(
         pl.col(f"{kind}_sec").fill_null(0.0) for kind in KINDS
     )
     if records["reward"].count() > requests["reward"].count():
-        of_step = ["step", "validate", "request_id"]
+        of_step = ["step", "validate", "request_id", "attempt"]
         later = records.filter(pl.col("reward").is_not_null() & pl.col("request_id").is_not_null())
+        placed = places.select("source", "step", "validate").with_row_index("place")
+        known = requests.join(placed.cast({"place": pl.Int64}), on="place", how="left")
+        later = rewards_with_attempts(later.select("source", *of_step[:3], "start_us", "reward"), known)
         by_request = later.group_by(of_step).agg(later=pl.col("reward").last())
-        known = requests.join(
-            places.select("step", "validate").with_row_index("place"), on="place", how="left"
-        )
-        requests = known.join(by_request, on=of_step, how="left").drop("step", "validate")
+        requests = known.join(by_request, on=of_step, how="left").drop("source", "step", "validate")
         requests = requests.with_columns(reward=pl.coalesce("reward", "later"))
     return requests.sort("place", "start_us", "request_id")
 
@@ -155,8 +164,15 @@ def _requests(
 def _with_facts_of_turns(
     requests: pl.DataFrame, turns: pl.DataFrame, parts: pl.DataFrame, records: pl.DataFrame
 ) -> pl.DataFrame:
-    """Fill in what requests without an error did not log: their turns, tokens and finish reason."""
-    lacks = pl.any_horizontal(pl.col(name).is_null() for name in _FROM_TURNS) & pl.col("error").is_null()
+    """Fill in what requests without an error did not log: their turns, tokens and finish reason.
+
+    A logged number of 0 turns is wrong where the request called the engine: a trainer's counter stays at 0
+    while a loop of the user's own makes the calls.
+    """
+    logged = {name: pl.col(name) for name in _FROM_TURNS} | {
+        "turns": pl.when(pl.col("turns") > 0).then("turns")
+    }
+    lacks = pl.any_horizontal(column.is_null() for column in logged.values()) & pl.col("error").is_null()
     asked = requests.filter(lacks).select(REQUEST).unique()
     if asked.is_empty():
         return requests
@@ -170,8 +186,11 @@ def _with_facts_of_turns(
     known = asked.join(of_turns, on=REQUEST, how="left").join(last, on=REQUEST, how="left")
     joined = requests.join(known, on=REQUEST, how="left", suffix="_told", maintain_order="left")
     filled = [
-        pl.when(pl.col("error").is_null()).then(pl.coalesce(name, f"{name}_told")).otherwise(name).alias(name)
-        for name in _FROM_TURNS
+        pl.when(pl.col("error").is_null())
+        .then(pl.coalesce(column, f"{name}_told", name))
+        .otherwise(name)
+        .alias(name)
+        for name, column in logged.items()
     ]
     return joined.with_columns(filled).select(requests.columns)
 

@@ -18,12 +18,12 @@ from sglang_instrument.schema import LOG_VERSION
 
 # Of the stored tables; raise it when their columns or their meaning change. A cache is then made again. What
 # `prune` stored is not: its log is gone, so `pruned.py` must convert it.
-_LAYOUT: Final = 16
+_LAYOUT: Final = 17
 _MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "digest.json"
 # Layouts that lack only columns and tables: null and empty say the same of their logs.
-_SMALLER: Final = frozenset(f"log {LOG_VERSION}, layout {number}" for number in (11, 12, 13, 14, 15))
+_SMALLER: Final = frozenset(f"log {LOG_VERSION}, layout {number}" for number in (11, 12, 13, 14, 15, 16))
 
 
 class _DigestManifest(msgspec.Struct):
@@ -96,8 +96,12 @@ def fitted_table(name: str, stored: pl.DataFrame | None) -> pl.DataFrame:
 
 
 def _lacking(column: str) -> pl.Expr:
-    """Return a column that an older layout lacks; a phase that it did not know took no time of its own."""
-    return pl.lit(0.0 if column.startswith("wall_") else None).alias(column)
+    """Return a column that an older layout lacks.
+
+    A phase that it did not know took no time of its own; it had one row for all requests of an id.
+    """
+    zero = 0.0 if column.startswith("wall_") else 0 if column == "attempt" else None
+    return pl.lit(zero).alias(column)
 
 
 def read_table(path: Path) -> pl.DataFrame:

@@ -14,11 +14,13 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "interaction": ("interaction",),
     "reward": ("reward",),
 }
-REQUEST: Final = ["place", "request_id"]
+REQUEST: Final = ["place", "request_id", "attempt"]
 _TURN: Final = [*REQUEST, "turn"]
 ENGINE: Final = list(KINDS).index("engine")
 _LEAST_OVERLAP_US: Final = 1_000  # logs of other projects round their times
 _CALLS: Final = pl.col("kind") == ENGINE
+#: A call waits for its server before it: that is a part of the turn that the call begins.
+_WAITS: Final = _CALLS & (pl.col("event").cast(pl.String) == "server_wait")
 _ANSWERS: Final = pl.col("kind").is_in([list(KINDS).index(kind) for kind in ("tool", "interaction")])
 
 
@@ -26,26 +28,26 @@ def sum_by_number(parts: pl.DataFrame) -> pl.DataFrame:
     """Return one row per request and turn number (null for none), in order.
 
     Args:
-        parts: Place, request_id, turn, kind (its number in `KINDS`), event, times, tokens, version and
-            verifications of each part.
+        parts: Place, request_id, attempt, turn, kind (its number in `KINDS`), event, times, tokens, version
+            and verifications of each part.
     """
     parts = _numbered(parts.filter(pl.col("request_id").is_not_null()))
-    logged = _summed(parts)
+    logged = _summed(_joined(parts))
     # The reference, and earlier versions of our tables, log tools under the number of the reply after them.
     early = logged.filter(pl.col("answered_us") < pl.col("asked_us")).select(*_TURN, "asked_us")
     if len(early):
         known = parts.join(early, on=_TURN, how="left", maintain_order="left")
         wrong = _ANSWERS & (pl.col("start_us") < pl.col("asked_us")).fill_null(False)
         parts = known.with_columns(turn=pl.when(~wrong).then("turn")).drop("asked_us")
-        logged = _summed(_numbered(parts))
+        logged = _summed(_joined(_numbered(parts)))
     return logged
 
 
 def _numbered(parts: pl.DataFrame) -> pl.DataFrame:
     """Give the parts without a turn's number the one that follows from their order; rewards have none.
 
-    In a request whose engine calls have no numbers, each call begins a turn. Calls that overlap are the
-    samples of one turn: its engine time is the union of theirs, its tokens are those of all.
+    In a request whose engine calls have no numbers, each call begins a turn, with the wait for its server;
+    calls that overlap are the samples of one turn.
     """
     unnumbered = pl.col("turn").is_null() & (_CALLS | _ANSWERS)
     asked = parts.filter(unnumbered).select(REQUEST).unique()
@@ -65,27 +67,41 @@ def _numbered(parts: pl.DataFrame) -> pl.DataFrame:
     )
     mine = mine.with_columns(beside=beside.fill_null(False))
     by_log = pl.when(_CALLS).then("turn").forward_fill().over(REQUEST)
-    by_order = ((_CALLS & ~pl.col("beside")).cum_sum().over(REQUEST).cast(pl.Int64) - 1).clip(lower_bound=0)
+    begins = _CALLS & ~_WAITS & ~pl.col("beside")
+    begun = begins.cum_sum().over(REQUEST).cast(pl.Int64)
+    of_last = pl.max_horizontal(begins.sum().over(REQUEST).cast(pl.Int64) - 1, 0)
+    by_order = pl.min_horizontal(pl.when(_WAITS).then(begun).otherwise(begun - 1), of_last).clip(
+        lower_bound=0
+    )
     turn = pl.when(~unnumbered).then("turn").when("has_numbers").then(by_log).otherwise(by_order)
-    mine = mine.with_columns(turn=turn)
-    if mine["beside"].any():
-        mine = _joined(mine)
-    return pl.concat([known, mine.select(known.columns)])
+    return pl.concat([known, mine.with_columns(turn=turn).select(known.columns)])
 
 
 def _joined(parts: pl.DataFrame) -> pl.DataFrame:
-    """Let the calls of a turn that overlap have its tokens, and each the time that no earlier one has."""
-    fresh_sec = (pl.col("end_us") - pl.col("reached_us")).clip(lower_bound=0) * US
-    turn = [*_TURN, "kind"]
-    several = _CALLS & pl.col("beside").any().over(turn)
-    sums = [
-        pl.when(several)
-        .then(pl.when(pl.col(name).is_not_null().all().over(turn)).then(pl.col(name).sum().over(turn)))
-        .otherwise(name)
-        .alias(name)
-        for name in ("response_tokens", "verifications")
-    ]
-    return parts.with_columns(*sums, duration_sec=pl.when("beside").then(fresh_sec).otherwise("duration_sec"))
+    """Let several calls of a turn have its tokens, and each the time that no earlier one of them has.
+
+    The engine time of a turn is the union of its calls. Its tokens are those of all calls, whether they are
+    samples side by side or one reply in pieces; one sample without tokens makes them unknown.
+    """
+    calls = parts.filter(_CALLS & pl.col("turn").is_not_null())
+    is_several = calls.select(_TURN).is_duplicated()
+    if not is_several.any():
+        return parts
+    several = calls.filter(is_several).sort(*_TURN, "start_us", "end_us")
+    reached_us = pl.col("end_us").cum_max().shift(1).over(_TURN)
+    several = several.with_columns(overlap_us=(reached_us - pl.col("start_us")).fill_null(0))
+    beside = (pl.col("overlap_us") > _LEAST_OVERLAP_US).any().over(_TURN)
+    sums = []
+    for name in ("response_tokens", "verifications"):
+        counts = pl.col(name).count().over(_TURN)
+        replies = (~_WAITS).sum().over(_TURN)
+        is_known = pl.when(beside).then(counts == replies).otherwise(counts > 0)
+        sums.append(pl.when(is_known).then(pl.col(name).sum().over(_TURN)).alias(name))
+    fresh_us = pl.col("end_us") - pl.col("start_us") - pl.col("overlap_us")
+    fresh_sec = pl.when(pl.col("overlap_us") > 0).then(fresh_us.clip(lower_bound=0) * US)
+    several = several.with_columns(*sums, duration_sec=pl.coalesce(fresh_sec, "duration_sec"))
+    others = pl.concat([parts.filter(~(_CALLS & pl.col("turn").is_not_null())), calls.filter(~is_several)])
+    return pl.concat([others, several.select(parts.columns)])
 
 
 def _summed(parts: pl.DataFrame) -> pl.DataFrame:

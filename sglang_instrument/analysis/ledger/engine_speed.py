@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: A step of a worker, whose engine has a pace of its own.
 OF_WORKER: Final = ("run", "step", "validate", "worker")
-_REQUEST: Final = ("source", *OF_WORKER[1:], "request_id")
+_REQUEST: Final = ("source", *OF_WORKER[1:], "request_id", "attempt")
 _FEWEST_CALLS: Final = 20  # of fewer, only the median of the seconds a token is known
 _ENOUGH_CALLS: Final = 20_000  # to fit four numbers to
 _LEAST_SEC: Final = 1e-9  # that a call is expected to take
@@ -77,9 +77,9 @@ def engine_calls(digest: Digest, run: int = 0) -> pl.DataFrame:
         run: Tells the calls of several runs apart.
 
     Returns:
-        run, source, step, validate, worker; request_id, turn; tokens; context: tokens of the request's
-        earlier replies; sec: of the call; start_sec, end_sec: since the worker's step began, so that
-        differences of the hosts' clocks do not matter.
+        run, source, step, validate, worker; request_id, attempt, turn; tokens; context: tokens of the
+        request's earlier replies; sec: of the call; start_sec, end_sec: since the worker's step began, so
+        that differences of the hosts' clocks do not matter.
     """
     begun = digest.steps.group_by(OF_WORKER[1:]).agg(begun_us=pl.col("start_us").min())
     calls = digest.turns.filter((pl.col("engine_sec") > 0) & (pl.col("response_tokens") >= 0))
@@ -90,6 +90,7 @@ def engine_calls(digest: Digest, run: int = 0) -> pl.DataFrame:
         "source",
         *OF_WORKER[1:],
         "request_id",
+        "attempt",
         "turn",
         tokens=pl.col("response_tokens").cast(pl.Float64),
         context=sum_before(pl.col("response_tokens"), "first").cast(pl.Float64),

@@ -44,7 +44,8 @@ def period_table(rows: pl.DataFrame, launches: Sequence[int], by: str) -> pl.Dat
     return table.select(
         period=pl.col("period").dt.strftime(_NAMES[by]),
         begin=pl.col("period").dt.date(),
-        **{name: pl.col(name).fill_null(0).cast(pl.Int64) for name in ("steps", "requests")},
+        steps=pl.col("steps").fill_null(0).cast(pl.Int64),
+        requests=pl.col("requests").cast(pl.Int64),
         **{name: pl.col(name) for name in ("response_tokens", "p50_sec", "p90_sec", "to_next_step_sec")},
         tokens_per_sec=pl.when(wall > 0).then(pl.col("response_tokens") / wall),
         **{name: pl.col(name) for name in ("slowest_step", "slowest_sec")},
@@ -67,7 +68,8 @@ def _of_steps() -> list[pl.Expr]:
     slowest = pl.col("step").sort_by("duration_sec", "step", descending=[True, False]).first()
     return [
         pl.len().alias("steps"),
-        pl.col("requests", *_COUNTS_OF_STEP).sum(),
+        pl.when(pl.col("requests").count() > 0).then(pl.col("requests").sum()),
+        pl.col(*_COUNTS_OF_STEP).sum(),
         pl.when(tokens.count() > 0).then(tokens.sum()).alias("response_tokens"),
         duration.quantile(0.5, "linear").alias("p50_sec"),
         duration.quantile(0.9, "linear").alias("p90_sec"),

@@ -17,11 +17,11 @@ from sglang_instrument.analysis.executors.files_on_nodes import sizes_on_nodes
 from sglang_instrument.analysis.executors.local import LocalExecutor, sizes_here
 from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.reading.folders import is_part, others_among, place_at
+from sglang_instrument.analysis.reading.folders import PRUNED, is_part, others_among, place_at
 from sglang_instrument.analysis.run.digest_of_run import digest_files, is_dataset
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.logged_runs import split_run_id
-from sglang_instrument.analysis.run.pruned import PRUNED, list_kept, pruned_folders, with_pruned
+from sglang_instrument.analysis.run.pruned import list_kept, pruned_folders, with_pruned
 from sglang_instrument.analysis.store.parts import DAMAGED
 from sglang_instrument.errors import LogError
 

@@ -21,9 +21,10 @@ from sglang_instrument.analysis.executors.executor import BatchResult, Progress,
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.long_runs.plan import Plan
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.folders import PRUNED
 from sglang_instrument.analysis.reading.reader import Reading, read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.pruned import PATHS, PRUNED, pruned_folders, read_kept
+from sglang_instrument.analysis.run.pruned import PATHS, pruned_folders, read_kept
 from sglang_instrument.analysis.store.part_records import keep_all
 from sglang_instrument.analysis.store.parts import DAMAGED, fill_part
 from sglang_instrument.analysis.store.store import group_files

@@ -24,13 +24,13 @@ from sglang_instrument.analysis.reading.files import (
     newest_runs,
     only_newest,
 )
+from sglang_instrument.analysis.reading.folders import PRUNED
 from sglang_instrument.analysis.reading.liveness import Process, last_words
 from sglang_instrument.analysis.run.digest_of_run import only_newest_runs
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.losses import Attendance, attendance, count_file, health_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
-from sglang_instrument.analysis.run.pruned import PRUNED
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of
 

@@ -35,9 +35,9 @@ class WholeColumns(Columns):
         self._others: list[str | None] = []
         self._stamps: list[str] = []
 
-    def add(self, lines: Sequence[Line], source: int) -> None:
+    def add(self, lines: Sequence[Line], source: int, all_ids: bool = False) -> None:
         """Add lines of one source, which are `WholeLine`s."""
-        super().add(lines, source)
+        super().add(lines, source, all_ids)
         self._texts += [text_of(line) for line in lines]
         self._others += [line.others for line in lines if isinstance(line, WholeLine)]
         self._stamps += [line.timestamp for line in lines]

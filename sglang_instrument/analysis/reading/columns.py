@@ -135,8 +135,8 @@ class Columns:
     def __len__(self) -> int:
         return len(self._events)
 
-    def add(self, lines: Sequence[Line], source: int) -> None:
-        """Add lines of one source."""
+    def add(self, lines: Sequence[Line], source: int, all_ids: bool = False) -> None:
+        """Add lines of one source; a digest may need `all_ids` of requests, not only those of calls."""
         # One comprehension per column: much faster than one loop over the lines.
         codes = self._codes_of([line.event for line in lines])
         if not self._of_samples.isdisjoint(codes):
@@ -149,7 +149,7 @@ class Columns:
         rare = self._which_rare(lines)
         self._rare.has += rare
         self._add_rare(list(compress(lines, rare)))
-        looked_at = self._which_fields(lines, codes)
+        looked_at = self._which_fields(lines, codes, all_ids)
         self._fields.has += looked_at
         extras = [line.extra for line in compress(lines, looked_at)]
         self._add_fields(all_typed(extras, ColumnFields))
@@ -205,11 +205,11 @@ class Columns:
             lists["active_sec"] += [line.active_sec for line in lines]
             lists["device_sec"] += [line.device_sec for line in lines]
 
-    def _which_fields(self, lines: Sequence[Line], codes: Sequence[int]) -> list[bool]:
+    def _which_fields(self, lines: Sequence[Line], codes: Sequence[int], all_ids: bool) -> list[bool]:
         """Return for each of the lines added last whether to read its fields."""
         tasks = self._every["task"][-len(lines) :]
         # Without tasks, request ids separate concurrent spans: then every id is needed.
-        if not self._for_digest or None in tasks:
+        if not self._for_digest or all_ids or None in tasks:
             return [line.extra is not NO_EXTRA for line in lines]
         fieldless = self._fieldless
         wanted = [

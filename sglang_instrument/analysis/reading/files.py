@@ -124,6 +124,27 @@ class RunFiles(tuple[File, ...]):
         return launches_in(self)
 
     @cached_property
+    def late_us(self) -> Mapping[str, int]:
+        """By run, how many microseconds its clock lies at least behind that of runs before it.
+
+        A run whose header follows another run in a file began later, whatever their clocks say.
+        """
+        late: dict[str, int] = {}
+        shared = [file for file in self if len(set(file.runs)) > 1]
+        for _ in self.all_launches if shared else ():  # a correction may make another one necessary
+            before = dict(late)
+            for file in shared:
+                latest_us = 0
+                for control in file.controls:
+                    run_id = control.run_id or ""
+                    if control.event == LOG_OPENED and (behind := latest_us - control.time_us) > 0:
+                        late[run_id] = max(late.get(run_id, 0), behind)
+                    latest_us = max(latest_us, control.time_us + late.get(run_id, 0))
+            if late == before:
+                break
+        return late
+
+    @cached_property
     def launches(self) -> Mapping[str, str]:
         """By each id of a run that is part of another one's launch, the id of that launch."""
         return {run: launch.run_id for launch in self.all_launches for run in launch.runs[1:]}
@@ -160,15 +181,20 @@ class RunFiles(tuple[File, ...]):
 
 
 def run_begins(files: Sequence[File]) -> dict[str, int]:
-    """Return when each launch wrote its first header, in Unix microseconds; the oldest one first."""
+    """Return when each launch wrote its first header, in Unix microseconds; the oldest one first.
+
+    The order is that of the headers in files that launches share; otherwise, that of the times.
+    """
     begun: dict[str, int] = {}
+    late_us: dict[str, int] = {}
     files = RunFiles.of(files)
     for file in files:
         for control in file.controls:
             if control.event == LOG_OPENED and control.run_id is not None:
                 run_id = files.launch_of(control.run_id)
                 begun[run_id] = min(control.time_us, begun.get(run_id, control.time_us))
-    return dict(sorted(begun.items(), key=lambda launch: launch[1]))
+                late_us[run_id] = max(late_us.get(run_id, 0), files.late_us.get(control.run_id, 0))
+    return dict(sorted(begun.items(), key=lambda launch: launch[1] + late_us[launch[0]]))
 
 
 def only_run(files: Sequence[File], run_id: str) -> list[File]:
@@ -213,8 +239,9 @@ def _newest_runs(files: RunFiles) -> dict[str, str | None]:
             run_id = control.run_id and files.launch_of(control.run_id)
             if control.event == LOG_OPENED and not _is_of_other(file, control, run_id, first_steps):
                 before = newest.get(file.folder)
-                if before is None or control.time_us >= before[0]:
-                    newest[file.folder] = (control.time_us, run_id)
+                time_us = control.time_us + files.late_us.get(control.run_id or "", 0)
+                if before is None or time_us >= before[0]:
+                    newest[file.folder] = (time_us, run_id)
     return {folder: run_id for folder, (_, run_id) in newest.items()}
 
 

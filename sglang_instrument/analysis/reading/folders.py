@@ -11,12 +11,16 @@ from typing import Final
 _FOLDER: Final = re.compile(r"(step|validate)_(-?\d{1,9})$")
 # worker_3.jsonl, scheduler_0_tp0.jsonl, worker_3.host-4711.jsonl (a second live process), each with .zst
 _FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
+#: The processes in which an id that is bound makes a request; others work for the requests of these.
+ROLE_OF_REQUESTS: Final = "worker"
 ENDINGS: Final = (".jsonl", ".jsonl.zst")
+#: The folder in which `prune` keeps what it deletes.
+PRUNED: Final = ".pruned"
 FOLDERS: Final = ("engine", "processes")  # besides step_N and validate_N
 # Ours, but not logs: `live` is of the follower, `output` of the demo's workers, `.collect` of that command.
 _NO_LOGS: Final = (
     *("processes", "profiles", "live", "output"),
-    *(".locks", ".cache", ".collect", ".pruned", ".store"),  # `.cache` is of earlier versions
+    *(".locks", ".cache", ".collect", PRUNED, ".store"),  # `.cache` is of earlier versions
 )
 
 
@@ -34,8 +38,16 @@ class Place:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Return whether a folder looks like that of one experiment."""
-    return any(child.is_dir() and is_part(child.name) for child in folder.iterdir())
+    """Return whether a folder looks like that of one experiment; `prune` may have kept all of its steps."""
+    return any(
+        child.is_dir() and (is_part(child.name) or (child.name == PRUNED and any(parts_of_pruned(child))))
+        for child in folder.iterdir()
+    )
+
+
+def parts_of_pruned(home: Path) -> list[Path]:
+    """Return the folders in `.pruned` of a run, the oldest first; drafts are hidden."""
+    return sorted(child for child in home.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
 def log_files(folder: Path, only: Collection[str] | None = None) -> Iterator[Path]:

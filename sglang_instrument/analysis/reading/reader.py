@@ -12,7 +12,7 @@ from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
 from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns
 from sglang_instrument.analysis.reading.files import TRACKED, Control, File
-from sglang_instrument.analysis.reading.folders import Place
+from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS, Place
 from sglang_instrument.analysis.reading.last_open import LastReport, unended_lines
 from sglang_instrument.analysis.reading.records.fields import (
     ControlFields,
@@ -25,9 +25,18 @@ from sglang_instrument.analysis.reading.records.lines import Line, Rejects, deco
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS
 from sglang_instrument.analysis.reading.times import epoch_us
 from sglang_instrument.errors import LogError
-from sglang_instrument.schema import CONTROL_EVENTS, EVENTS, LOG_OPENED, LOOP_BLOCK, OPEN_NOW, OPEN_SPANS
+from sglang_instrument.schema import (
+    CONTROL_EVENTS,
+    EVENTS,
+    LOG_OPENED,
+    LOOP_BLOCK,
+    OPEN_NOW,
+    OPEN_SPANS,
+    kind_of,
+)
 
 _BUFFERED_LINES: Final = 100_000  # turned into columns at once; bounds the memory of Python's objects
+_REQUEST_ID: Final = b'"request_id"'
 _STAMP_LENGTH: Final = len("2026-01-05T08:00:01.500000+00:00")
 
 
@@ -89,9 +98,11 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
     run_id = None
     last_report = LastReport()
     tracked: set[str] = set()
+    buffer.begin_file(place)
     with open_log(path) as stream:
         for chunk in whole_lines(stream):
             lines = buffer.decode(chunk, rejects)
+            buffer.look_for_requests(lines)
             events = {line.event for line in lines}
             tracked |= TRACKED & events
             tracked |= _keys_in(chunk, tracked)
@@ -145,6 +156,15 @@ class _LineBuffer:
         self._columns = self._new_columns()
         self._numbers: dict[tuple[int, str | None], int] = {}
         self._position = 0
+        self._needs_ids = False
+
+    def begin_file(self, place: Place) -> None:
+        """Expect no whole requests in a worker's file, until it is known to log them."""
+        self._needs_ids = place.role == ROLE_OF_REQUESTS
+
+    def look_for_requests(self, lines: Sequence[Line]) -> None:
+        """Find out whether the file logs whole requests: else a digest needs all of its ids."""
+        self._needs_ids = self._needs_ids and not any(map(_is_request, lines))
 
     def decode(self, chunk: bytes, rejects: Rejects) -> Sequence[Line]:
         """Decode complete lines, with what the columns need of them."""
@@ -165,11 +185,11 @@ class _LineBuffer:
             file.runs.append(run_id)
             file.records.append(0)
         if self._for_digest:
-            wanted = _without_plain_instants(lines)
+            wanted = _without_plain_instants(lines, keep_ids=self._needs_ids)
             file.records[file.runs.index(run_id)] += len(lines) - len(wanted)
             lines = wanted
         if lines:
-            self._columns.add(lines, source)
+            self._columns.add(lines, source, all_ids=self._needs_ids)
         if len(self._columns) >= _BUFFERED_LINES:
             self.close()
 
@@ -208,10 +228,21 @@ class _LineBuffer:
         return table.filter(~timeless) if counts["timeless"].sum() else table
 
 
-def _without_plain_instants(lines: Sequence[Line]) -> list[Line]:
-    """Return lines without records that have no duration, no reward, no samples, and a usual timestamp."""
+def _is_request(line: Line) -> bool:
+    return line.duration_sec is not None and (line.phase or kind_of(line.event).phase) == "request"
+
+
+def _without_plain_instants(lines: Sequence[Line], keep_ids: bool) -> list[Line]:
+    """Return lines without instant events that hold nothing of what a digest needs.
+
+    Args:
+        lines: The lines.
+        keep_ids: Whether it needs those that name a request.
+    """
     instants = [line for line in lines if line.duration_sec is None]
-    plain = [line for line in instants if _is_plain(line)]
+    plain = [
+        line for line in instants if _is_plain(line) and not (keep_ids and _REQUEST_ID in bytes(line.extra))
+    ]
     rewarded = where_rewards([line.extra for line in plain])
     if len(plain) == len(instants) and not rewarded:
         return [line for line in lines if line.duration_sec is not None]
@@ -220,5 +251,7 @@ def _without_plain_instants(lines: Sequence[Line]) -> list[Line]:
 
 
 def _is_plain(line: Line) -> bool:
+    """Return whether an instant event has a usual timestamp, and names no samples and no spawner."""
     of_samples = line.event in SAMPLE_EVENTS and is_object(line.extra)
-    return not of_samples and len(line.timestamp) == _STAMP_LENGTH and line.timestamp[-6:-5] in "+-"
+    is_usual = line.spawned_by is None and not of_samples
+    return is_usual and len(line.timestamp) == _STAMP_LENGTH and line.timestamp[-6:-5] in "+-"

@@ -11,6 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import join_digests, key_of, only_files
+from sglang_instrument.analysis.digests.implied_requests import only_certain
 from sglang_instrument.analysis.digests.stored_digest import (
     VERSION,
     load_digest,
@@ -95,7 +96,8 @@ def only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
         if not counts(file, run_id)
     ]
     of_newest = digest.filter(~pl.col("source").is_in(left_out)) if left_out else digest
-    return replace(of_newest, steps=_with_launches(files, of_newest.steps))
+    requests = only_certain(of_newest.requests, files)
+    return replace(of_newest, steps=_with_launches(files, of_newest.steps), requests=requests)
 
 
 def _with_launches(files: Sequence[File], steps: pl.DataFrame) -> pl.DataFrame:

@@ -18,11 +18,10 @@ from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import Key, join_digests, key_of, only_files, renumber
 from sglang_instrument.analysis.digests.stored_digest import load_digest, read_table, stored_files
 from sglang_instrument.analysis.reading.files import Control, File
-from sglang_instrument.analysis.reading.folders import in_order
+from sglang_instrument.analysis.reading.folders import PRUNED, in_order, parts_of_pruned
 from sglang_instrument.analysis.store.parts import DAMAGED, FILES, listed_files, read_data
 
-#: The folder in that of a run, and names of tables in a folder of it.
-PRUNED: Final = ".pruned"
+#: Names of tables in a folder of `.pruned`.
 PATHS: Final = "event_paths"
 CALLS: Final = "engine_calls"  # of earlier versions, in place of the records
 _NAMED: Final = 8  # ranges of steps
@@ -90,7 +89,7 @@ def pruned_folders(folder: Path) -> list[Path]:
     home = folder / PRUNED
     if not home.is_dir():
         return []
-    return sorted(child for child in home.iterdir() if child.is_dir() and not child.name.startswith("."))
+    return parts_of_pruned(home)
 
 
 def kept_table(folder: Path, files: Sequence[File], name: str) -> pl.DataFrame | None:

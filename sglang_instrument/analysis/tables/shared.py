@@ -8,6 +8,12 @@ from sglang_instrument.analysis.tables.column import Column
 
 STEP: Final = Column("step", "the training step; null where it is not known", "id", gives_way=6)
 VALIDATE: Final = Column("validate", "whether it is validation", "flag", terminal=False)
+ATTEMPT: Final = Column(
+    "attempt",
+    "which of the requests of this id in the step: a retry uses an id again",
+    "ordinal",
+    if_any=True,
+)
 WORKER: Final = Column("worker", "the rank of its worker", "id", gives_way=5)
 START: Final = Column("start_us", "its start, on the clock of its host", "moment", terminal=False)
 END: Final = Column("end_us", "its end, on the clock of its host", "moment", terminal=False)

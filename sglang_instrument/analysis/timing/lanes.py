@@ -15,6 +15,11 @@ NONE: Final = -1
 TIME_BITS: Final = 40
 _LANE_BITS: Final = 22
 _WIDEST: Final = 2**31
+_OF_LANES: Final = (
+    *("source", "task", "spawned_by", "request_id", "phase", "exact"),
+    *("start_us", "end_us", "duration_sec"),
+)
+_MOST_WITHOUT_SPANS: Final = 16  # tasks between two that have spans; this ends circles
 _NO_REQUEST: Final = -1  # the task of records that have neither a task nor a request
 
 
@@ -48,18 +53,24 @@ class _Tasks(NamedTuple):
     of_no_request: int
 
 
-def in_lanes(spans: pl.DataFrame) -> Lanes:
-    """Return spans sorted into lanes."""
+def in_lanes(records: pl.DataFrame) -> Lanes:
+    """Return the spans among records sorted into lanes; an instant event may say what spawned its task."""
+    columns = [name for name in _OF_LANES if name in records.columns]
+    is_telling = pl.col("duration_sec").is_not_null() | pl.col("spawned_by").is_not_null()
+    telling = records.select(columns).filter(is_telling)
+    timed = telling["duration_sec"].is_not_null()
+    spans, tasks = telling.filter(timed), _tasks(telling)
+    thread = telling["source"] * tasks.width + tasks.task
+    spawned = _spawned(thread, tasks, timed)
     near, far, slack_us = _ends(spans)
-    tasks = _tasks(spans)
     mirrored = (~spans["exact"]).cast(pl.Int64)
-    name = (spans["source"] * tasks.width + tasks.task) * 2 + mirrored
+    name = thread.filter(timed) * 2 + mirrored
     row = _order(compact(name, _LANE_BITS), near, far)
     ordered = name.gather(row)
     first = (ordered != ordered.shift(1)).fill_null(True)
     lane = first.cast(pl.Int64).cum_sum() - 1
     names = ordered.filter(first)
-    spawner = _spawners(spans, name, names, tasks)
+    spawner = _spawners(spans, name, names, tasks, spawned)
     return Lanes(row, lane, near.gather(row), far.gather(row), slack_us.gather(row), spawner)
 
 
@@ -117,7 +128,30 @@ def _order(lane: pl.Series, near: pl.Series, far: pl.Series) -> pl.Series:
     return quick["row"]
 
 
-def _spawners(spans: pl.DataFrame, name: pl.Series, names: pl.Series, tasks: _Tasks) -> pl.Series:
+def _spawned(thread: pl.Series, tasks: _Tasks, timed: pl.Series) -> pl.DataFrame:
+    """Return for each `thread` (a task of a source) the nearest one above it that has spans, `above`.
+
+    A task without spans of its own may stand between: then what spawned that one counts.
+    """
+    above = thread + tasks.spawned_by - tasks.task
+    logged = pl.DataFrame({"thread": thread, "above": above}).drop_nulls("above")
+    logged = logged.unique("thread", keep="first", maintain_order=True)
+    with_spans = pl.DataFrame({"above": thread.filter(timed).unique()})
+    spawned, open_ended = [logged.join(with_spans, on="above", how="semi")], logged
+    for _ in range(_MOST_WITHOUT_SPANS):
+        open_ended = open_ended.join(with_spans, on="above", how="anti").join(
+            logged.rename({"thread": "above", "above": "higher"}), on="above"
+        )
+        if open_ended.is_empty():
+            break
+        open_ended = open_ended.select("thread", above="higher")
+        spawned.append(open_ended.join(with_spans, on="above", how="semi"))
+    return pl.concat(spawned)
+
+
+def _spawners(
+    spans: pl.DataFrame, name: pl.Series, names: pl.Series, tasks: _Tasks, spawned: pl.DataFrame
+) -> pl.Series:
     """Return for each lane the lane that contains its outermost spans.
 
     Tasks without a known spawner, and requests of logs without tasks, belong to the home of their source: the
@@ -126,10 +160,6 @@ def _spawners(spans: pl.DataFrame, name: pl.Series, names: pl.Series, tasks: _Ta
     numbered = pl.DataFrame({"name": names}).with_row_index("lane").cast(pl.Int64)
     source_width = 2 * tasks.width
     source = names // source_width
-    logged = spans.select(name=name, by=tasks.spawned_by, task=tasks.task).drop_nulls("by")
-    logged = logged.unique("name", keep="first", maintain_order=True).select(
-        "name", wanted=pl.col("name") + 2 * (pl.col("by") - pl.col("task"))
-    )
     stepping = name.filter(spans["phase"].cast(pl.Categorical) == "step").unique()
     without_request = names.filter((names % source_width) // 2 == tasks.of_no_request)
     homes: dict[int, int] = {}
@@ -139,8 +169,9 @@ def _spawners(spans: pl.DataFrame, name: pl.Series, names: pl.Series, tasks: _Ta
         {"source": list(homes), "home": list(homes.values())}, schema={"source": pl.Int64, "home": pl.Int64}
     )
     lanes = (
-        numbered.with_columns(source=source)
-        .join(logged, on="name", how="left", maintain_order="left")
+        numbered.with_columns(source=source, thread=names // 2)
+        .join(spawned, on="thread", how="left", maintain_order="left")
+        .with_columns(wanted=pl.col("above") * 2 + pl.col("name") % 2)
         .join(numbered.select(wanted="name", spawner="lane"), on="wanted", how="left", maintain_order="left")
         .join(at_home, on="source", how="left", maintain_order="left")
         .join(numbered.select(home="name", at_home="lane"), on="home", how="left", maintain_order="left")

@@ -42,7 +42,7 @@ def nest_and_clip(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return what `nest` returns, and `clipped_children` of it."""
     timed = records["duration_sec"].is_not_null()
     spans = records if timed.all() else records.filter(timed)
-    lanes = in_lanes(spans)
+    lanes = in_lanes(records)
     spans = spans[lanes.row]
     parent, concurrent = find_parents(lanes, spans["start_us"], spans["end_us"])
     spans = spans.with_columns(

@@ -22,7 +22,7 @@ def find_parents(lanes: Lanes, starts: pl.Series, ends: pl.Series) -> tuple[pl.S
         ends: Of the spans, in this order.
     """
     within = _containing(lanes)
-    elsewhere = _in_other_lanes(lanes, within, starts, ends)
+    elsewhere = _without_circles(within, _in_other_lanes(lanes, within, starts, ends))
     if elsewhere.is_empty():
         return within, pl.repeat(False, len(within), eager=True)
     concurrent = pl.repeat(False, len(within), eager=True).scatter(elsewhere["span"], True)
@@ -85,6 +85,21 @@ def _in_other_lanes(lanes: Lanes, within: pl.Series, starts: pl.Series, ends: pl
         orphans = orphans.filter(~has_parent)
         above = lanes.spawner.gather(above.filter(~has_parent))
     return pl.DataFrame({"span": pl.concat(spans), "parent": pl.concat(parents)})
+
+
+def _without_circles(within: pl.Series, elsewhere: pl.DataFrame) -> pl.DataFrame:
+    """Drop parents in other lanes that make a span its own ancestor: tasks may spawn one another."""
+    if elsewhere.is_empty():
+        return elsewhere
+    ancestor = within.clone().scatter(elsewhere["span"], elsewhere["parent"])
+    ancestor = ancestor.set(ancestor == NONE, None)
+    for _ in range(len(within).bit_length()):  # each round looks twice as far up as the one before
+        if ancestor.null_count() == len(ancestor):
+            return elsewhere
+        ancestor = ancestor.gather(ancestor)
+    # Whatever has an ancestor this far up is in a circle or below one, and that ancestor is in the circle.
+    in_circle = pl.repeat(False, len(within), eager=True).scatter(ancestor.drop_nulls().unique(), True)
+    return elsewhere.filter(~in_circle.gather(elsewhere["span"]))
 
 
 def _still_open(span: pl.Series, at_us: pl.Series, within: pl.Series, ends: pl.Series) -> pl.Series:

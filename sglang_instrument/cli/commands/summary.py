@@ -215,18 +215,15 @@ def _print_windows(opened: Run, window_sec: float | None) -> None:
 
 
 def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summary:
-    import polars as pl
-
     from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
 
-    # A step ends with the begin of the next one, so all steps are measured before one is chosen.
-    every = opened.digest.filter(pl.col("validate") == validate)
+    # A step ends with the begin of the next one or of a validation: all are measured before one is chosen.
     paths = paths_of(opened, chosen)
     tables = [
-        step_table(every),
-        worker_table(every),
+        step_table(opened.digest),
+        worker_table(opened.digest),
         step_ledger(paths),
         worker_ledger(paths),
     ]
@@ -274,11 +271,11 @@ def _print_steps(opened: Run, validate: bool, chosen: list[int] | None, summary:
         return
     shown = _slowest_and_newest(steps) if chosen is None else steps
     spent, waits = _by_part(summary.spent, "step"), _by_part(summary.spent_by_workers, "step")
-    requests = sum(row["requests"] for row in steps)
+    requests = [row["requests"] for row in steps if row["requests"] is not None]
     counted = (
         _many(len(steps), "validation step" if validate else "step"),
         _many(len(opened.workers), "worker"),
-        _many(requests, "request"),
+        _many(sum(requests), "request") if requests else "no request logged",
     )
     steps_printed.print_steps(f"{opened.name}: {', '.join(counted)}", shown, spent, waits)
     if len(shown) < len(steps):

@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
         chosen = opened.digest.filter(select.chosen(args, steps))
         calls = server_calls(opened).filter(select.chosen(args, steps))
         by_step = with_cached(
-            turn_table(chosen, by_step=True), cached_by_turn(calls, by_step=True)
+            turn_table(chosen, by_step=True, whole=opened.digest), cached_by_turn(calls, by_step=True)
         ).to_dicts()
-        turns = with_cached(turn_table(chosen), cached_by_turn(calls)).to_dicts()
+        turns = with_cached(turn_table(chosen, whole=opened.digest), cached_by_turn(calls)).to_dicts()
         counts = turn_counts(chosen).to_dicts()
         alone = are_servers_alone(opened)
         if alone:

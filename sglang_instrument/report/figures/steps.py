@@ -26,13 +26,14 @@ _MARKED: Final = 5  # outliers that are named
 
 def overview(choice: Choice) -> Figure:
     """Draw the duration of each step's rollout, and the time to the next step."""
-    steps = step_table(choice.digest).drop_nulls("duration_sec")
+    # The time to the next step ends where a validation begins.
+    steps = step_table(choice.run.digest).filter(validate=choice.validate).drop_nulls("duration_sec")
     if steps.is_empty():
         raise NothingToDrawError("no step has a duration yet")
     figure, axes = new_figure(
         f"{len(steps)} {'validations' if choice.validate else 'steps'}: rollout, and the time to the next",
         "Lower line: the rollout of the slowest worker. Upper line: from its start to the start of the next "
-        "step. Between them: training, weights, saving.",
+        "step or validation. Between them: training, weights, saving.",
     )
     numbers, took = steps["step"].to_list(), steps["duration_sec"].to_list()
     if steps["interval_sec"].count():

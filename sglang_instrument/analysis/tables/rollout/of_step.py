@@ -10,7 +10,7 @@ from sglang_instrument.schema import PHASES
 UNACCOUNTED: Final = Column("unaccounted_sec", "time that no part of the step covers", "time", terminal=False)
 INTERVAL: Final = Column(
     "interval_sec",
-    "from its start to that of the next step; null for the last step of a launch",
+    "from its start to that of the next step or validation; null for the last one of a launch",
     "time",
     terminal=False,
 )

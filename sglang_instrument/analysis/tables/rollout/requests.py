@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.analysis.tables.from_fields import REQUEST, with_logged_fields
-from sglang_instrument.analysis.tables.shared import END, FIELDS, START, STEP, VALIDATE, WORKER
+from sglang_instrument.analysis.tables.shared import ATTEMPT, END, FIELDS, START, STEP, VALIDATE, WORKER
 from sglang_instrument.analysis.tables.table import Table
 
 if TYPE_CHECKING:
@@ -40,8 +40,11 @@ REQUESTS: Final = Table(
     is_stored=True,
     columns=(
         Column(
-            "request_id", "its id, as logged; unique within step, validate and worker", former_title="request"
+            "request_id",
+            "its id, as logged; with `attempt`, unique within step, validate and worker",
+            former_title="request",
         ),
+        ATTEMPT,
         STEP,
         VALIDATE,
         WORKER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.analysis.tables.column import Column
-from sglang_instrument.analysis.tables.shared import END, START, STEP, VALIDATE, WORKER
+from sglang_instrument.analysis.tables.shared import ATTEMPT, END, START, STEP, VALIDATE, WORKER
 from sglang_instrument.analysis.tables.table import Table
 
 if TYPE_CHECKING:
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 def _make(run: Run) -> pl.DataFrame:
-    turns = run.everything.of_workers().turns
-    return turns.sort("validate", "step", "worker", "request_id", "turn")
+    from sglang_instrument.analysis.answers.requests import without_unrecorded
+
+    turns = without_unrecorded(run.everything.of_workers().turns, run.everything)
+    return turns.sort("validate", "step", "worker", "request_id", "attempt", "turn")
 
 
 TURNS: Final = Table(
@@ -28,7 +30,8 @@ TURNS: Final = Table(
         STEP,
         VALIDATE,
         WORKER,
-        Column("request_id", "as logged; unique within step, validate and worker"),
+        Column("request_id", "as logged; with `attempt`, unique within step, validate and worker"),
+        ATTEMPT,
         Column("turn", "its number", "ordinal"),
         Column("event", "its longest part"),
         START,

@@ -1,0 +1,71 @@
+"""Find the requests of rollouts that bind ids of requests and log no spans of whole requests."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import File, ended_paths
+from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS
+from sglang_instrument.analysis.timing.grouped_sums import US
+
+_ID: Final = ["step", "validate", "request_id"]
+
+
+def with_implied(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Add a row for each id of a request, where a worker's step has no spans of whole requests.
+
+    Such a request lasts from the start of its first record to the end of its last one.
+
+    Args:
+        requests: The spans of whole requests: place, request_id and others. Rows that are added have
+            null for the others.
+        records: All records, with `place`.
+        places: Where records belong: role and step; `place` is the row.
+    """
+    numbered = places.with_row_index("place").cast({"place": pl.Int64})
+    whole = requests.filter(pl.col("request_id").is_not_null()).select("place")
+    of_rollout = (pl.col("role") == ROLE_OF_REQUESTS) & pl.col("step").is_not_null()
+    without = numbered.filter(of_rollout).join(whole, on="place", how="anti").select("place")
+    requests = requests.with_columns(implied=False)
+    if without.is_empty():
+        return requests
+    mine = records.filter(pl.col("request_id").is_not_null()).join(without, on="place", how="semi")
+    rows = mine.group_by("place", "request_id").agg(
+        *(pl.col(name).drop_nulls().first() for name in ("group", "sample")),
+        start_us=pl.col("start_us").min(),
+        end_us=pl.col("end_us").max(),
+        error=pl.col("error").sort_by("end_us").last(),
+    )
+    lasted = (pl.col("end_us") - pl.col("start_us")) * US
+    rows = rows.with_columns(duration_sec=lasted, implied=True)
+    return pl.concat([requests, rows.cast({"place": pl.Int64})], how="diagonal_relaxed")
+
+
+def only_certain(requests: pl.DataFrame, files: Sequence[File]) -> pl.DataFrame:
+    """Drop implied requests that are parts of others, or of which it is not known whether they ended.
+
+    Several processes of a step may log the same id, such as those of its tools: the request is that of the
+    process that logs it as a whole, else that of the one that calls the engine. In a run that logs whole
+    requests, a step that is not closed has some that did not end yet.
+
+    Args:
+        requests: All requests of a run; `source` numbers each pair of file and run.
+        files: The run's files.
+    """
+    if not requests["implied"].any():
+        return requests
+    rows = requests.with_row_index("row")
+    is_implied = pl.col("implied").fill_null(False)
+    whole = rows.filter(~is_implied)
+    certain = rows.filter(is_implied).join(whole, on=_ID, how="anti")
+    with_calls = certain.filter(pl.col("engine_sec") > 0)
+    without = certain.filter(pl.col("engine_sec") <= 0).join(with_calls, on=_ID, how="anti")
+    certain = pl.concat([with_calls, without])
+    if len(whole):
+        ended = ended_paths(files)
+        is_ended = pl.Series([file.path in ended for file in files for _ in file.runs], dtype=pl.Boolean)
+        certain = certain.filter(is_ended.gather(certain["source"]))
+    staying = pl.concat([whole["row"], certain["row"]])
+    certain_rows: pl.DataFrame = requests[staying.sort()]
+    return certain_rows
