@@ -85,21 +85,21 @@ def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> N
     if importlib.util.find_spec("polars") is None:  # imported by the follower's own process only
         raise ModuleNotFoundError("No module named 'polars'")
     follower = Follower(folder, run_id, with_now=False)
-    told: dict[int, dict[str, float]] = {}
+    written: dict[int, dict[str, float]] = {}
     has_failed = False
     follower.start()
     try:
         while True:
             is_last, pause = not is_wanted(), _LOOK_SEC
             snapshot = follower.finish(_FINISH_SEC) if is_last else follower.snapshot()
-            failures = [one.sentence for one in snapshot.problems]
-            done = {one.step: one for one in snapshot.done if not one.validate}
-            told = {step: numbers for step, numbers in told.items() if step in done}
-            for step, one in done.items():
+            failures = [problem.sentence for problem in snapshot.problems]
+            done = {step.step: step for step in snapshot.done if not step.validate}
+            written = {step: numbers for step, numbers in written.items() if step in done}
+            for step, done_step in done.items():
                 try:
-                    if told.get(step) != one.scalars:
-                        _append(folder, ScalarsLine(one.run_id or "", step, dict(one.scalars)))
-                        told[step] = dict(one.scalars)
+                    if written.get(step) != done_step.scalars:
+                        _append(folder, ScalarsLine(done_step.run_id or "", step, dict(done_step.scalars)))
+                        written[step] = dict(done_step.scalars)
                 except OSError as error:  # the disk may recover
                     failures.append(repr(error))
                     pause = _AFTER_FAILURE_SEC

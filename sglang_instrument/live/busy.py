@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 
-class Work:
+class ThreadWork:
     """A piece of work of the thread that makes this object.
 
     Attributes:

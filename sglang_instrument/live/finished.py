@@ -128,9 +128,9 @@ class Finished:
             read += of_group
         digest = concat_digests(digests)
         if run_id is not None:  # a server that was started by hand has a run id of its own
-            kept = only_run([file for file in read if file.folder != _ENGINE], run_id)
-            kept += [file for file in read if file.folder == _ENGINE]
-            read, digest = kept, only_files(digest, read, kept)
+            run_files = only_run([file for file in read if file.folder != _ENGINE], run_id)
+            run_files += [file for file in read if file.folder == _ENGINE]
+            read, digest = run_files, only_files(digest, read, run_files)
         known = RunFiles(read)
         return Run(LocalExecutor(self._folder), known, only_newest_runs(known, digest), cached=False)
 
@@ -140,11 +140,11 @@ class Finished:
         No other processes read them, because this one runs beside a training.
         """
         key = tuple((file.path, file.size, file.mtime_ns) for file in files)
-        found = self._digests.pop(key, None) or digest_files(LocalExecutor(self._folder, 1), files)
-        self._digests[key] = found
+        digested = self._digests.pop(key, None) or digest_files(LocalExecutor(self._folder, 1), files)
+        self._digests[key] = digested
         while len(self._digests) > _MOST_DIGESTS:
             del self._digests[next(iter(self._digests))]
-        return found
+        return digested
 
 
 def _is_finished(files: Sequence[File]) -> bool:

@@ -117,9 +117,9 @@ class FollowedRun:
     def snapshot(self, now: float) -> Snapshot:
         """Return what is known."""
         self._take_done(now)
-        done, own = tuple(self._done.values()), self._own_problems()
+        done, failures = tuple(self._done.values()), self._own_problems()
         if not self._with_now:
-            return Snapshot(str(self.folder), self._counts.run_id, wall_us(), done=done, problems=own)
+            return Snapshot(str(self.folder), self._counts.run_id, wall_us(), done=done, problems=failures)
         done = done[-_MOST_SHOWN:]
         counts, ended, at_us = self._counts, self._ended(now), wall_us()
         over_sec = 0.0 if ended is None else self._silent_sec(now)  # ages stop with the last line
@@ -137,7 +137,7 @@ class FollowedRun:
         in_progress = snapshots.step_now(moment, step, done)
         if in_progress is not None and ended is None and not snapshots.is_blocked(moment, step):
             in_progress = replace(in_progress, forecast=self._forecast_of(moment, step, in_progress))
-        problems = (*snapshots.problems_now(moment, step, in_progress), *own)
+        problems = (*snapshots.problems_now(moment, step, in_progress), *failures)
         if in_progress is not None and _stands_still(problems):
             in_progress = replace(in_progress, forecast=_without_end(in_progress.forecast))
         return Snapshot(
@@ -212,7 +212,9 @@ class FollowedRun:
         return None if self._counts.run_id else f"{self.folder}: no records of run {self._wanted} yet"
 
     def _silent_sec(self, now: float) -> float:
-        return now - max((one.last_at for one in self._counts.processes.values()), default=self._begun)
+        return now - max(
+            (process.last_at for process in self._counts.processes.values()), default=self._begun
+        )
 
     def _ended(self, now: float) -> str | None:
         """Return why no more comes; None while the run goes on."""
@@ -224,7 +226,7 @@ class FollowedRun:
         if alive and None not in alive.values():
             return "all processes of the run have ended"
         processes = self._counts.processes.values()
-        if processes and all(one.log_closed for one in processes):
+        if processes and all(process.log_closed for process in processes):
             return "all processes have closed their logs"
         if processes and self._silent_sec(now) > _OVER_SEC:
             return f"no process has written anything for {duration(_OVER_SEC)}"
@@ -233,21 +235,23 @@ class FollowedRun:
     def _own_problems(self) -> tuple[Problem, ...]:
         """Return what the follower cannot do."""
         failures = list(self.tail.failures.items())
-        told = [f"{path}: {why}" for path, why in failures[:_NAMED]]
+        sentences = [f"{path}: {why}" for path, why in failures[:_NAMED]]
         if len(failures) > _NAMED:
-            told.append(f"{len(failures) - _NAMED} more files cannot be read")
-        told += list(self._analyst.failures.values())[-_NAMED:] if self._analyst is not None else []
-        told += [self._failed] if self._failed is not None else []
+            sentences.append(f"{len(failures) - _NAMED} more files cannot be read")
+        sentences += list(self._analyst.failures.values())[-_NAMED:] if self._analyst is not None else []
+        sentences += [self._failed] if self._failed is not None else []
         if self._left_out:
-            told.append(f"{self._left_out} finished steps are not analysed: that takes longer than they did")
-        return tuple(Problem("follower", wall_us(), None, None, plain(sentence)) for sentence in told)
+            sentences.append(
+                f"{self._left_out} finished steps are not analysed: that takes longer than they did"
+            )
+        return tuple(Problem("follower", wall_us(), None, None, plain(sentence)) for sentence in sentences)
 
     def _begin_run(self) -> None:
         """Forget the steps that a run which began again will do again."""
         first = min((step for step, _ in self._counts.steps), default=0)
         if self._run_id is not None:
-            self._done = {key: one for key, one in self._done.items() if key[0] < first}
-            self._asked = {key: one for key, one in self._asked.items() if key[0] < first}
+            self._done = {key: step for key, step in self._done.items() if key[0] < first}
+            self._asked = {key: lines for key, lines in self._asked.items() if key[0] < first}
             self._forecaster = Forecaster()
         self._run_id = self._counts.run_id
 
@@ -261,8 +265,8 @@ class FollowedRun:
         due: dict[StepKey, list[StepKey]] = {}
         for key, lines in self._counts.endings.finished(now, at_once):
             self._learn(key)
-            at = order.index(key) + 1
-            following = order[at : at + 1] if self._with_now else []
+            next_place = order.index(key) + 1
+            following = order[next_place : next_place + 1] if self._with_now else []
             if is_due and self._asked.get(key) != (lines, following):
                 self._asked[key] = (lines, following)
                 due[key] = following
@@ -272,7 +276,7 @@ class FollowedRun:
         self._unasked -= self._asked.keys()
         self._left_out += len(self._unasked - set(order))
         self._unasked &= set(order)
-        self._asked = {key: one for key, one in self._asked.items() if key in order}
+        self._asked = {key: lines for key, lines in self._asked.items() if key in order}
 
     def _learn(self, step: StepKey) -> None:
         """Let the forecast learn from a step that ended."""

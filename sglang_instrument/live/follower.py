@@ -11,7 +11,7 @@ from typing import Final
 
 from sglang_instrument.analysis.reading.folders import is_part
 from sglang_instrument.errors import LogError
-from sglang_instrument.live.busy import Work
+from sglang_instrument.live.busy import ThreadWork
 from sglang_instrument.live.followed_run import FollowedRun, wall_us
 from sglang_instrument.live.state import Problem, Snapshot
 from sglang_instrument.plain_text import plain
@@ -55,7 +55,7 @@ class Follower:
         self._thread: threading.Thread | None = None
         self._published = Snapshot(str(logs), None, wall_us(), waiting="starting")
         self._published_at = time.monotonic()
-        self._round: Work | None = None
+        self._round: ThreadWork | None = None
 
     def start(self) -> None:
         """Begin to follow."""
@@ -139,7 +139,7 @@ class Follower:
 
     def round(self) -> bool:
         """Read once what was added, and publish a snapshot; return whether there is more to read."""
-        self._round = Work()
+        self._round = ThreadWork()
         try:
             return self._read(self._round.begun)
         finally:
@@ -215,7 +215,7 @@ def newest_run(logs: Path) -> Path | None:
     if any(is_part(child.name) for child in children):
         return logs
     runs = {Path(child): _changed(Path(child)) for child in children}
-    return max((run for run, at in runs.items() if at), key=lambda run: runs[run], default=None)
+    return max((run for run, changed in runs.items() if changed), key=lambda run: runs[run], default=None)
 
 
 def _changed(run: Path) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from sglang_instrument.live.counting.counts import Counts, StepKey, WorkerKey
-from sglang_instrument.live.counting.parts import Part
+from sglang_instrument.live.counting.parts import WorkerPart
 from sglang_instrument.live.forecasting.forecast import MOST_STEPS, History, forecast
 from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.live.problems.moment import Now, open_now_of
@@ -58,37 +58,46 @@ class Forecaster:
         return self._histories[validate]
 
 
-def _rows(key: WorkerKey, part: Part) -> Iterator[tuple[str, _Row]]:
+def _rows(key: WorkerKey, part: WorkerPart) -> Iterator[tuple[str, _Row]]:
     """Yield the requests of a worker, in seconds after its part of the step began."""
 
     def after(at_us: int) -> float:
         return max(0.0, (at_us - part.begun_us) / 1e6)
 
-    for name, one in part.requests.items():
-        ended = NOT_YET if one.ended_us is None else after(one.ended_us)
-        yield name, (plain(name), key[1], after(one.begun_us), ended, [after(at) for at in one.turns_us])
+    for name, request in part.requests.items():
+        ended = NOT_YET if request.ended_us is None else after(request.ended_us)
+        yield (
+            name,
+            (
+                plain(name),
+                key[1],
+                after(request.begun_us),
+                ended,
+                [after(turn_us) for turn_us in request.turns_us],
+            ),
+        )
 
 
-def _open_spans(now: Now, key: WorkerKey, part: Part) -> dict[str, tuple[str, float]]:
+def _open_spans(now: Now, key: WorkerKey, part: WorkerPart) -> dict[str, tuple[str, float]]:
     """Return what open requests are in, and for how long: their innermost span that the watchdog reported.
 
     Of the oldest requests without a report, that is the request itself.
     """
     now_us = now.counts.processes[key].now_us(now.now)
-    found: dict[str, tuple[str, float]] = {}
+    spans: dict[str, tuple[str, float]] = {}
     said = open_now_of(part, now_us)
     request_event = next((name for name in part.longest_sec if kind_of(name).phase == "request"), None)
-    for one in said.oldest if said and request_event else ():
-        if one.request_id is not None and said is not None and request_event is not None:
-            found[one.request_id] = request_event, one.age_sec + (now_us - said.at_us) / 1e6
+    for oldest in said.oldest if said and request_event else ():
+        if oldest.request_id is not None and said is not None and request_event is not None:
+            spans[oldest.request_id] = request_event, oldest.age_sec + (now_us - said.at_us) / 1e6
     for (event, request_id, _), span in part.reported.items():
         age_sec = (now_us - span.begun_us) / 1e6
-        if request_id is not None and age_sec < found.get(request_id, ("", 1e18))[1]:
-            found[request_id] = event, age_sec
-    return found
+        if request_id is not None and age_sec < spans.get(request_id, ("", 1e18))[1]:
+            spans[request_id] = event, age_sec
+    return spans
 
 
-def _longest(parts: Mapping[WorkerKey, Part]) -> dict[str, float]:
+def _longest(parts: Mapping[WorkerKey, WorkerPart]) -> dict[str, float]:
     longest: dict[str, float] = {}
     for part in parts.values():
         for event, sec in part.longest_sec.items():

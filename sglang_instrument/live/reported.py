@@ -57,34 +57,34 @@ class Reported:
 
 def reported(run: Run, files: Sequence[File]) -> Reported:
     """Return what the records in some files of a run report."""
-    found = Reported()
+    totals = Reported()
     groups: dict[Any, set[str]] = defaultdict(set)
     dropped: set[Any] = set()
     for _, _, fields in newest_records(run, files, _ReportedCall, keys=_NAMES):
-        _add_call(found, fields)
+        _add_call(totals, fields)
         group = fields.group_index
         if isinstance(group, int) and fields.request_id is not None:
             groups[group].add(str(fields.request_id))
         if isinstance(group, int) and isinstance(fields.kept, bool):
-            found.has_filter = True
+            totals.has_filter = True
             if not fields.kept:
                 dropped.add(group)
-    found.filtered = set().union(*(groups[group] for group in dropped))
-    return found
+    totals.filtered = set().union(*(groups[group] for group in dropped))
+    return totals
 
 
-def _add_call(found: Reported, fields: _ReportedCall) -> None:
+def _add_call(totals: Reported, fields: _ReportedCall) -> None:
     prompt, cached = _number(fields.prompt_tokens), _number(fields.cached_tokens)
     if prompt is not None and cached is not None:
-        found.prompt_tokens += int(prompt)
-        found.cached_tokens += int(cached)
+        totals.prompt_tokens += int(prompt)
+        totals.cached_tokens += int(cached)
     queue, call = _number(fields.queue_time), _number(fields.e2e_latency)
     if queue is not None and call is not None:
-        found.queue_sec += queue
-        found.call_sec += call
+        totals.queue_sec += queue
+        totals.call_sec += call
     version = _version(fields.weight_version)
     if version is not None and fields.request_id is not None:
-        found.versions[version] += 1
+        totals.versions[version] += 1
 
 
 def _number(value: Any) -> float | None:

@@ -53,18 +53,18 @@ def step_done(ledgers: Ledgers, row: Mapping[str, Any], files: Sequence[File]) -
     waits = by_workers.filter(pl.col("part") == "barrier").drop_nulls("waited_for")
     late = waits.group_by("waited_for").agg(pl.col("sec").sum()).sort("sec", "waited_for").tail(1)
     straggler, straggler_sec = (late["waited_for"].item(), late["sec"].item()) if len(late) else (None, 0.0)
-    health, told = health_of(files), reported(run, files)
+    health, reports = health_of(files), reported(run, files)
     numbers: Numbers = {
         **{name: row[column] for name, column in _OF_TABLE.items()},
         **_ledger(ledger, digest),
-        **_engine(calls, told),
-        **_thrown_away(digest, told),
+        **_engine(calls, reports),
+        **_thrown_away(digest, reports),
         "straggler_worker": straggler,
         "straggler_sec": straggler_sec if by_workers["worker"].n_unique() > 1 else None,
         "requests": row["requests"] or None,  # at `detail="step"` none are logged
         "tokens_per_sec": _ratio(row["response_tokens"], row["duration_sec"]),
         "tool_p99_sec": _tool_p99(digest),
-        "staleness": told.staleness,
+        "staleness": reports.staleness,
         "records_lost": health.dropped + health.torn,
     }
     return StepDone(
@@ -92,12 +92,15 @@ def _ledger(spent: Mapping[str, float], digest: Digest) -> Numbers:
     return {**shares, "exposed_reward_sec": spent.get("reward", 0.0) if rewards else None}
 
 
-def _engine(calls: pl.DataFrame | None, told: Reported) -> Numbers:
+def _engine(calls: pl.DataFrame | None, reports: Reported) -> Numbers:
     """Return the shares of calls in the engine's queue, and of prompts in its cache.
 
     The callers' records come first; the engine's own logs fill in what these do not say.
     """
-    queue, cache = _ratio(told.queue_sec, told.call_sec), _ratio(told.cached_tokens, told.prompt_tokens)
+    queue, cache = (
+        _ratio(reports.queue_sec, reports.call_sec),
+        _ratio(reports.cached_tokens, reports.prompt_tokens),
+    )
     if calls is not None and queue is None:
         known = calls.drop_nulls(["queue_sec", "call_sec"])
         queue = _ratio(known["queue_sec"].sum(), known["call_sec"].sum())
@@ -107,7 +110,7 @@ def _engine(calls: pl.DataFrame | None, told: Reported) -> Numbers:
     return {"queue_share": queue, "cache_hit_share": cache}
 
 
-def _thrown_away(digest: Digest, told: Reported) -> Numbers:
+def _thrown_away(digest: Digest, reports: Reported) -> Numbers:
     """Return the tokens of requests that were aborted or failed, and of those in filtered groups.
 
     None where no request says why it ended, or no filter logs its groups.
@@ -116,13 +119,13 @@ def _thrown_away(digest: Digest, told: Reported) -> Numbers:
     if requests.is_empty():
         return {}
     aborted = pl.col("error").is_not_null() | (pl.col("finish_reason") == "abort").fill_null(False)
-    filtered = pl.col("request_id").is_in(list(told.filtered)) & ~aborted
+    filtered = pl.col("request_id").is_in(list(reports.filtered)) & ~aborted
     tokens = pl.col("response_tokens")
     sums = requests.select(a=tokens.filter(aborted).sum(), f=tokens.filter(filtered).sum())
     tells_ends = requests["finish_reason"].count() or requests["error"].count()
     return {
         "tokens_aborted": sums["a"][0] if tells_ends else None,
-        "tokens_filtered": sums["f"][0] if told.has_filter else None,
+        "tokens_filtered": sums["f"][0] if reports.has_filter else None,
     }
 
 

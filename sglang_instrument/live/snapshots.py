@@ -10,7 +10,7 @@ from typing import Final
 
 from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
 from sglang_instrument.live.counting.engine_calls import ABORT, RETRACT
-from sglang_instrument.live.counting.parts import Part
+from sglang_instrument.live.counting.parts import WorkerPart
 from sglang_instrument.live.problems.deaths import is_dead
 from sglang_instrument.live.problems.every import losses, standstills
 from sglang_instrument.live.problems.hangs import barrier_sec, block_sec
@@ -52,8 +52,12 @@ def step_now(now: Now, step: StepKey | None, done: Sequence[StepDone]) -> StepNo
     for key, (part, _) in workers.items():
         where.update(where_open(now, key, part))
     of_each = max(1, min(_OLDEST_OF_WORKER, 2 * _MOST_OLDEST // len(workers)))
-    oldest = [one for key, (part, now_us) in workers.items() for one in oldest_of(key, part, now_us, of_each)]
-    oldest.sort(key=lambda one: -one.age_sec)
+    oldest = [
+        request
+        for key, (part, now_us) in workers.items()
+        for request in oldest_of(key, part, now_us, of_each)
+    ]
+    oldest.sort(key=lambda request: -request.age_sec)
     _split_engine(where, now.counts.calls.counts())
     return StepNow(
         step=step[0],
@@ -73,12 +77,12 @@ def step_now(now: Now, step: StepKey | None, done: Sequence[StepDone]) -> StepNo
     )
 
 
-def rollouts(parts: Mapping[WorkerKey, Part]) -> Mapping[WorkerKey, Part]:
+def rollouts(parts: Mapping[WorkerKey, WorkerPart]) -> Mapping[WorkerKey, WorkerPart]:
     """Return the parts of the rollout workers; all if there are none."""
     return {key: part for key, part in parts.items() if key[0] == "worker"} or parts
 
 
-def requests_open(part: Part, now_us: int) -> int:
+def requests_open(part: WorkerPart, now_us: int) -> int:
     """Return how many requests of a worker are open: by its own count, or else by what began and ended."""
     if part.is_closed:
         return 0
@@ -89,7 +93,7 @@ def requests_open(part: Part, now_us: int) -> int:
     return left + min(said.uncounted, max(0, part.known_open - left))
 
 
-def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
+def where_open(now: Now, key: WorkerKey, part: WorkerPart) -> dict[str, int]:
     """Return how many open requests of a worker, and whether itself, are where."""
     now_us = now.counts.processes[key].now_us(now.now)
     where: Counter[str] = Counter()
@@ -127,26 +131,26 @@ def _cut(where: Counter[str], left: int) -> None:
         where[kind] -= max(1, min(over, count * over // where.total()))
 
 
-def oldest_of(key: WorkerKey, part: Part, now_us: int, most: int) -> Iterator[OpenRequest]:
+def oldest_of(key: WorkerKey, part: WorkerPart, now_us: int, most: int) -> Iterator[OpenRequest]:
     """Yield the oldest open requests of a worker: those that it names, then others that began."""
     if part.is_closed:
         return
     role, worker = key
     said = open_now_of(part, now_us)
     named = set()
-    for one in said.oldest[:most] if said else ():
-        named.add(one.request_id)
-        known = part.requests.get(one.request_id or "")
+    for request in said.oldest[:most] if said else ():
+        named.add(request.request_id)
+        known = part.requests.get(request.request_id or "")
         if known is not None and known.ended_us is not None:
             continue
-        age_sec = one.age_sec + max(0.0, (now_us - said.at_us) / 1e6) if said else 0.0
-        request_id = None if one.request_id is None else plain(one.request_id)
+        age_sec = request.age_sec + max(0.0, (now_us - said.at_us) / 1e6) if said else 0.0
+        request_id = None if request.request_id is None else plain(request.request_id)
         tokens = known.tokens if known else None
-        tool = None if one.tool is None else plain(one.tool)
-        yield OpenRequest(request_id, worker, one.turn, plain(one.event), age_sec, tokens, role, tool)
+        tool = None if request.tool is None else plain(request.tool)
+        yield OpenRequest(request_id, worker, request.turn, plain(request.event), age_sec, tokens, role, tool)
     if said is not None and part.known_open > said.requests + said.uncounted:
         return  # some of those known to be open ended without a record
-    others = ((name, one) for name, one in part.open_requests() if name not in named)
+    others = ((name, other_request) for name, other_request in part.open_requests() if name not in named)
     for request_id, other in islice(others, max(0, most - len(named))):
         age_sec = max(0.0, (now_us - other.begun_us) / 1e6)
         yield OpenRequest(plain(request_id), worker, other.turn, None, age_sec, other.tokens, role)
@@ -154,7 +158,11 @@ def oldest_of(key: WorkerKey, part: Part, now_us: int, most: int) -> Iterator[Op
 
 def _expected(step: StepKey, done: Sequence[StepDone], begun: int) -> int | None:
     """Return how many requests a step will have, by the last ones; at least as many as have begun."""
-    counts = [one.requests for one in done if one.validate == step[1] and one.step != step[0]]
+    counts = [
+        step_done.requests
+        for step_done in done
+        if step_done.validate == step[1] and step_done.step != step[0]
+    ]
     if not counts:
         return None
     return max(begun, round(statistics.median_low(counts[-_STEPS_COMPARED:])))
@@ -163,7 +171,7 @@ def _expected(step: StepKey, done: Sequence[StepDone], begun: int) -> int | None
 def workers_now(now: Now, step: StepKey | None, problems: Sequence[Problem]) -> tuple[WorkerNow, ...]:
     """Return the processes that log steps, in order."""
     parts = now.counts.steps.get(step, {}) if step is not None else {}
-    hanging = {(one.role, one.worker) for one in problems if one.kind == "hang"}
+    hanging = {(problem.role, problem.worker) for problem in problems if problem.kind == "hang"}
     states = {
         key: _state(now, key, process, parts, hanging)
         for key, process in now.counts.processes.items()
@@ -177,7 +185,7 @@ def _state(
     now: Now,
     key: WorkerKey,
     process: Process,
-    parts: Mapping[WorkerKey, Part],
+    parts: Mapping[WorkerKey, WorkerPart],
     hanging: set[tuple[str, int | None]],
 ) -> WorkerState:
     part = parts.get(key)
@@ -188,13 +196,13 @@ def _state(
     if process.log_closed or part is None:
         return "ended"
     if part.is_closed:
-        others = [one for other, one in rollouts(parts).items() if other != key]
-        return "waits" if any(not one.is_closed for one in others) else "ended"
+        others = [other_part for other, other_part in rollouts(parts).items() if other != key]
+        return "waits" if any(not other_part.is_closed for other_part in others) else "ended"
     return "waits" if barrier_sec(now, key, part) is not None else "runs"
 
 
 def _blocking(
-    now: Now, parts: Mapping[WorkerKey, Part], states: Mapping[WorkerKey, WorkerState]
+    now: Now, parts: Mapping[WorkerKey, WorkerPart], states: Mapping[WorkerKey, WorkerState]
 ) -> WorkerKey | None:
     """Return the worker that others wait for: one that died or hangs, else that with most requests open."""
     late = {
@@ -214,7 +222,7 @@ def _blocking(
 
 
 def _worker(
-    now: Now, key: WorkerKey, state: WorkerState, part: Part | None, blocking: WorkerKey | None
+    now: Now, key: WorkerKey, state: WorkerState, part: WorkerPart | None, blocking: WorkerKey | None
 ) -> WorkerNow:
     process = now.counts.processes[key]
     now_us = process.now_us(now.now)
@@ -277,16 +285,17 @@ def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> I
     """Yield the requests that the forecast gives up, unless a problem names them already."""
     if step is None or step.forecast is None:
         return
-    open_ones = {(one.worker, one.request_id): one for one in step.oldest}
+    open_ones = {(request.worker, request.request_id): request for request in step.oldest}
     for worker, request_id in step.forecast.will_not_end[:_MOST_NAMED]:
         if not any(
-            one.worker == worker and re.search(rf"request {re.escape(request_id)}\b(?!-)", one.sentence)
-            for one in known
+            problem.worker == worker
+            and re.search(rf"request {re.escape(request_id)}\b(?!-)", problem.sentence)
+            for problem in known
         ):
-            one = open_ones.get((worker, request_id))
-            inside = f" in {one.event}" if one is not None and one.event else ""
+            request = open_ones.get((worker, request_id))
+            inside = f" in {request.event}" if request is not None and request.event else ""
             sentence = f"worker {worker}: request {request_id} is open{inside} for longer than any that ended"
-            since_us = now.since_us(one.age_sec if one is not None else 0.0)
+            since_us = now.since_us(request.age_sec if request is not None else 0.0)
             yield Problem("hang", since_us, worker, step.step, sentence)
 
 

@@ -62,31 +62,33 @@ def short_id(text: str) -> str:
     return _UUID.sub(r"\1", text)
 
 
-def problem(one: Problem, at_us: int) -> str:
+def problem(shown: Problem, at_us: int) -> str:
     """Return a problem with its age."""
-    age_sec = max(0.0, (at_us - one.since_us) / 1e6)
-    lasts = f" ({duration(age_sec)})" if one.kind in ("hang", "death") else ""
-    return f"{one.kind}: {short_id(one.sentence)}{lasts}"
+    age_sec = max(0.0, (at_us - shown.since_us) / 1e6)
+    lasts = f" ({duration(age_sec)})" if shown.kind in ("hang", "death") else ""
+    return f"{shown.kind}: {short_id(shown.sentence)}{lasts}"
 
 
-def worker_name(one: WorkerNow) -> str:
+def worker_name(worker: WorkerNow) -> str:
     """Return "3", or "trainer 0" for another role than a rollout worker."""
-    return str(one.worker) if one.role == "worker" else f"{one.role} {one.worker}"
+    return str(worker.worker) if worker.role == "worker" else f"{worker.role} {worker.worker}"
 
 
-def worker_state(one: WorkerNow) -> str:
+def worker_state(worker: WorkerNow) -> str:
     """Return what a worker does: "runs", "waits for 3", "hangs"."""
-    return f"{one.state} for {one.waits_for}" if one.waits_for is not None else one.state
+    return f"{worker.state} for {worker.waits_for}" if worker.waits_for is not None else worker.state
 
 
-def request_turn(one: OpenRequest) -> int | None:
+def request_turn(request: OpenRequest) -> int | None:
     """Return the turn of a request as people count, from 1."""
-    return None if one.turn is None else one.turn + 1
+    return None if request.turn is None else request.turn + 1
 
 
-def request_event(one: OpenRequest) -> str | None:
+def request_event(request: OpenRequest) -> str | None:
     """Return the innermost span in which a request is, with its tool: "tool_call search"."""
-    return one.event if one.event is None or one.tool is None else f"{one.event} {one.tool}"
+    return (
+        request.event if request.event is None or request.tool is None else f"{request.event} {request.tool}"
+    )
 
 
 def ledger_rows(done: Sequence[StepDone], steps: int) -> list[tuple[str, str, float]]:
@@ -94,15 +96,15 @@ def ledger_rows(done: Sequence[StepDone], steps: int) -> list[tuple[str, str, fl
 
     All rows have one scale, so that they can be compared.
     """
-    shown = [one for one in done if not one.validate][-steps:]
+    shown = [step for step in done if not step.validate][-steps:]
     sums: dict[str, float] = {}
-    for one in shown:
-        for part, sec in one.ledger.items():
+    for step in shown:
+        for part, sec in step.ledger.items():
             sums[part] = sums.get(part, 0.0) + sec
     parts = sorted(sums, key=lambda part: -sums[part])
-    rows = {part: [one.ledger.get(part, 0.0) for one in shown] for part in parts[:_PARTS]}
+    rows = {part: [step.ledger.get(part, 0.0) for step in shown] for part in parts[:_PARTS]}
     if len(parts) > _PARTS:
-        rows[_REST] = [sum(one.ledger.get(part, 0.0) for part in parts[_PARTS:]) for one in shown]
+        rows[_REST] = [sum(step.ledger.get(part, 0.0) for part in parts[_PARTS:]) for step in shown]
     top = max((max(values) for values in rows.values()), default=0.0)
     return [(part, sparkline(values, top), values[-1]) for part, values in rows.items()]
 

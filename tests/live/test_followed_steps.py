@@ -7,7 +7,7 @@ import signal
 import pytest
 from live_writer import LiveRun
 
-from sglang_instrument.live.counting.parts import Part
+from sglang_instrument.live.counting.parts import WorkerPart
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.terminal.details import request_lines
 
@@ -27,7 +27,7 @@ def live(run):
 def parts():
     """Return the parts of steps that this process remembers."""
     gc.collect()
-    return [one for one in gc.get_objects() if type(one) is Part]
+    return [one for one in gc.get_objects() if type(one) is WorkerPart]
 
 
 def test_requests_of_older_steps_are_forgotten(run, live):

@@ -162,12 +162,12 @@ def test_aborted_requests_teach_nothing():
     requests = Requests.of([("done", 0, 0.0, 4.0, [0.0]), ("aborted", 0, 0.0, NOT_YET, [0.0])])
     history = History().after(PastStep(requests, 5.0))
     assert history.steps[0].requests.ids == ["done"]
-    assert History().after(PastStep(requests.at(np.array([1])), 5.0)) == History()
+    assert History().after(PastStep(requests.chosen(np.array([1])), 5.0)) == History()
 
 
 def test_a_step_of_which_nothing_began_yet():
     history = history_of([lasting(3.0, 5.0, 8.0) for _ in range(4)])
-    nothing = lasting(1.0).requests.at(np.array([], dtype=np.int64))
+    nothing = lasting(1.0).requests.chosen(np.array([], dtype=np.int64))
     told = forecast(history, StepSoFar(0.5, nothing, expected=3))
     assert 1 < told.low_sec < told.high_sec < 40
     assert told.decides is None

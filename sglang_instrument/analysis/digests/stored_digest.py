@@ -34,17 +34,17 @@ class _DigestManifest(msgspec.Struct):
     files: list[File]
 
 
-class _Listed(msgspec.Struct):
+class _DigestedFile(msgspec.Struct):
     """As much of a `File` as tells where it was and how large."""
 
     path: str
     size: int
 
 
-class _List(msgspec.Struct):
+class _DigestedFiles(msgspec.Struct):
     """As much of a `_DigestManifest` as tells which files it is of."""
 
-    files: list[_Listed]
+    files: list[_DigestedFile]
 
 
 def stored_files(home: Path) -> list[tuple[str, int]]:
@@ -53,7 +53,7 @@ def stored_files(home: Path) -> list[tuple[str, int]]:
     Raises:
         OSError, msgspec.MsgspecError: It holds no whole digest.
     """
-    manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_List)
+    manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_DigestedFiles)
     return [(file.path, file.size) for file in manifest.files]
 
 

@@ -47,11 +47,11 @@ def newest_records(
     files = [file for file in files if file.place is not None and (not names or file.may_hold(names))]
     in_log = [file for file in files if file.has_records and file.part is None]
     logged = run.read_marked(in_log, (LOG_OPENED, *names) if names else ())
-    kept = KeptRecords(run.home, files, events, keys)
+    stored = KeptRecords(run.home, files, events, keys)
     calls = _kept_calls(run) if with_kept and not all(file.has_records for file in files) else {}
     for file in files:
         if file.part is not None:
-            records = _of_part(kept, file, kind, () if keys else events)
+            records = _of_part(stored, file, kind, () if keys else events)
         elif file.has_records:
             records = records_in(next(logged)[1], kind, () if keys else events)
         else:
@@ -62,13 +62,13 @@ def newest_records(
 
 
 def _of_part(
-    kept: KeptRecords, file: File, kind: type[_Kind], events: Collection[str]
+    stored: KeptRecords, file: File, kind: type[_Kind], events: Collection[str]
 ) -> Iterator[tuple[str | None, Line, _Kind]]:
-    records = list(kept.records_of(file))
+    records = list(stored.records_of(file))
     fields = all_typed([line.extra for _, line in records], kind)
     for (run_id, line), fields_of_line in zip(records, fields, strict=True):
         yield run_id, line, fields_of_line
-    yield from records_in([kept.lines_of(file)], kind, events)
+    yield from records_in([stored.lines_of(file)], kind, events)
 
 
 def _kept_calls(run: Run) -> dict[Key, list[tuple[str | None, str]]]:
@@ -98,10 +98,10 @@ def control_records(run: Run) -> Iterator[tuple[File, str | None, WholeLine]]:
     """
     counts = newest_run_filter(run.files)
     files = [file for file in run.files if file.place is not None and file.has_records]
-    kept = KeptRecords(run.home, files, sorted(CONTROL_EVENTS))
+    stored = KeptRecords(run.home, files, sorted(CONTROL_EVENTS))
     logged = run.read_marked([file for file in files if file.part is None], sorted(CONTROL_EVENTS))
     for file in files:
-        chunks = next(logged)[1] if file.part is None else [kept.lines_of(file)]
+        chunks = next(logged)[1] if file.part is None else [stored.lines_of(file)]
         run_id = None
         for chunk in chunks:
             for line in decode_whole(chunk, Rejects()):

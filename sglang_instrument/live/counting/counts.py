@@ -16,8 +16,8 @@ from sglang_instrument.live.counting.engine_calls import MOVES, TAKING_BACK, Cal
 from sglang_instrument.live.counting.gauges import SchedulerGauges
 from sglang_instrument.live.counting.parts import (
     EventCount,
-    Part,
     RequestBudget,
+    WorkerPart,
     end_us,
     longest_silence_sec,
     parse_open_block,
@@ -44,13 +44,13 @@ _TOKEN_PHASES: Final = frozenset({"generate", "engine"})
 
 
 @dataclass(slots=True)
-class _Writer:
+class _LogWriter:
     """What is known of the writer of one file."""
 
     process: Process
     resets: int
     run_id: str | None = None
-    part: Part | None = None
+    part: WorkerPart | None = None
     dropped: int = 0
     is_outside: bool = False
 
@@ -79,7 +79,7 @@ class Counts:
         self._launch: Launch | None = None
         self._begun_us: dict[str, int] = {}  # by run: its first header
         self.processes: dict[WorkerKey, Process] = {}
-        self.steps: dict[StepKey, dict[WorkerKey, Part]] = {}
+        self.steps: dict[StepKey, dict[WorkerKey, WorkerPart]] = {}
         self.endings = Endings()
         self.calls = EngineCalls()
         self.gauges = SchedulerGauges()
@@ -101,13 +101,13 @@ class Counts:
             return
         writer = self._writer(file)
         begun = opened = 0
-        for at in [at for at, line in enumerate(lines) if line.event in CONTROL_EVENTS]:
-            self._count(lines[begun:at], writer, file.place)
-            if lines[at].event == LOG_OPENED:  # perhaps by another run
-                self._end(lines[opened:at], writer, file, now, stale_sec)
-                opened = at
-            self._control(lines[at], writer, file.place)
-            begun = at + 1
+        for number in [number for number, line in enumerate(lines) if line.event in CONTROL_EVENTS]:
+            self._count(lines[begun:number], writer, file.place)
+            if lines[number].event == LOG_OPENED:  # perhaps by another run
+                self._end(lines[opened:number], writer, file, now, stale_sec)
+                opened = number
+            self._control(lines[number], writer, file.place)
+            begun = number + 1
         self._count(lines[begun:], writer, file.place)
         self._end(lines[opened:], writer, file, now, stale_sec)
 
@@ -133,25 +133,25 @@ class Counts:
         counts = (process.events.get(event) for process in self.processes.values())
         return max((count.longest_sec for count in counts if count is not None), default=0.0)
 
-    def _writer(self, file: TailedFile) -> _Writer:
+    def _writer(self, file: TailedFile) -> _LogWriter:
         writer = file.owner
-        if not isinstance(writer, _Writer) or writer.resets != file.resets:
+        if not isinstance(writer, _LogWriter) or writer.resets != file.resets:
             key = file.place.role, file.place.worker
             process = self.processes.setdefault(key, Process())
-            writer = file.owner = _Writer(process, file.resets)
+            writer = file.owner = _LogWriter(process, file.resets)
         if self.processes.get((file.place.role, file.place.worker)) is not writer.process:  # a new run began
             key = file.place.role, file.place.worker
             writer.process, writer.part = self.processes.setdefault(key, Process()), None
         writer.process.stems.add(file.place.stem)
         return writer
 
-    def _counts(self, writer: _Writer) -> bool:
+    def _counts(self, writer: _LogWriter) -> bool:
         if writer.run_id is None or self.run_id is None:
             return not self._wanted
         return writer.run_id == self.run_id
 
     def _end(
-        self, lines: Sequence[Line], writer: _Writer, file: TailedFile, now: float, stale_sec: float
+        self, lines: Sequence[Line], writer: _LogWriter, file: TailedFile, now: float, stale_sec: float
     ) -> None:
         """Note when a process wrote last, and whether it closed its step."""
         if not lines or not self._counts(writer):
@@ -167,7 +167,7 @@ class Counts:
         if not writer.is_outside:
             self.endings.saw(file.path, file.place, [line.event for line in lines], start_us(lines[0]), now)
 
-    def _count(self, lines: Sequence[Line], writer: _Writer, place: Place) -> None:
+    def _count(self, lines: Sequence[Line], writer: _LogWriter, place: Place) -> None:
         if not lines or not self._counts(writer):
             return
         process = writer.process
@@ -199,14 +199,14 @@ class Counts:
         if line.event in TAKING_BACK:
             process.taken_back[line.event] += sum(isinstance(rid, str) for rid in ids.each())
 
-    def _note(self, process: Process, part: Part, seen: EventCount, line: Line) -> None:
+    def _note(self, process: Process, part: WorkerPart, seen: EventCount, line: Line) -> None:
         done, failed = part.done, part.failed
         fields = typed(line.extra, ColumnFields)
         process.tokens += part.note(seen, line, fields, _counts_tokens(process, seen, fields))
         process.requests += part.done - done
         process.failed += part.failed - failed
 
-    def _part(self, line: Line, writer: _Writer, place: Place) -> Part | None:
+    def _part(self, line: Line, writer: _LogWriter, place: Place) -> WorkerPart | None:
         """Return the part of the step that a file's records belong to; None outside of steps."""
         if writer.part is not None or place.step is None or place.step < 0 or writer.is_outside:
             return writer.part
@@ -215,7 +215,7 @@ class Counts:
             return None
         parts = self.steps.setdefault(key, {})
         worker = place.role, place.worker
-        writer.part = parts.setdefault(worker, Part(start_us(line), self._budget))
+        writer.part = parts.setdefault(worker, WorkerPart(start_us(line), self._budget))
         writer.process.step = key
         if len(self.steps) > _MOST_STEPS:
             self._forget_oldest()
@@ -228,7 +228,7 @@ class Counts:
             part.forget()
         self._forgotten.add(oldest)
 
-    def _control(self, line: Line, writer: _Writer, place: Place) -> None:
+    def _control(self, line: Line, writer: _LogWriter, place: Place) -> None:
         fields = typed(line.extra, ControlFields)
         if line.event == LOG_OPENED:
             self._opened(line, fields, writer, place)
@@ -254,7 +254,7 @@ class Counts:
         elif line.event == OPEN_BLOCK:
             part.block = parse_open_block(fields, end_us(line))
 
-    def _opened(self, line: Line, fields: ControlFields, writer: _Writer, place: Place) -> None:
+    def _opened(self, line: Line, fields: ControlFields, writer: _LogWriter, place: Place) -> None:
         at_us = end_us(line)
         run_id = self.run_id if self._is_member(fields, at_us) else fields.run_id
         writer.run_id, writer.dropped = run_id, 0
@@ -291,7 +291,7 @@ class Counts:
         is_newer = self._begun_us[run_id] > self._begun_us[self.run_id]
         return is_newer and self.run_id != self._wanted and run_id.startswith(self._wanted)
 
-    def _begin_run(self, run_id: str, writer: _Writer, place: Place) -> None:
+    def _begin_run(self, run_id: str, writer: _LogWriter, place: Place) -> None:
         """Forget the older run; files that name none are of the first one that does."""
         if self.run_id is not None:
             self.processes, self.steps, self._forgotten, self._budget = {}, {}, set(), RequestBudget()

@@ -19,7 +19,7 @@ _LATE_SEC: Final = 4.0  # by then, a step that goes on after its end has written
 
 
 @dataclass(slots=True)
-class _File:
+class _StepFile:
     """One worker's file: whether it was ever closed, and whether its last record closes it."""
 
     role: str
@@ -34,7 +34,7 @@ class _Step:
     begun_us: int
     lines: int = 0
     changed: float = 0.0
-    files: dict[str, _File] = field(default_factory=dict)
+    files: dict[str, _StepFile] = field(default_factory=dict)
 
 
 class Endings:
@@ -52,7 +52,7 @@ class Endings:
         step.begun_us = min(step.begun_us, begun_us)
         step.lines += len(events)
         step.changed = now
-        file = step.files.setdefault(path, _File(place.role))
+        file = step.files.setdefault(path, _StepFile(place.role))
         file.ends_closed = events[-1] in _CLOSES
         file.is_closed = file.is_closed or not _CLOSES.isdisjoint(events)
         while len(self._steps) > MOST_STEPS:
@@ -70,8 +70,8 @@ class Endings:
             at_once: Do not wait until the files are quiet.
         """
         for key, step in self._steps.items():
-            files = [one for one in step.files.values() if one.role == "worker"] or step.files.values()
-            wanted_sec = _SETTLED_SEC if all(one.ends_closed for one in files) else _LATE_SEC
+            files = [file for file in step.files.values() if file.role == "worker"] or step.files.values()
+            wanted_sec = _SETTLED_SEC if all(file.ends_closed for file in files) else _LATE_SEC
             is_quiet = at_once or now - step.changed >= wanted_sec
-            if is_quiet and all(one.is_closed for one in files):
+            if is_quiet and all(file.is_closed for file in files):
                 yield key, step.lines

@@ -59,7 +59,7 @@ class RequestBudget:
 
 
 @dataclass(slots=True)
-class OpenSpan:
+class ReportedSpan:
     """A span that was reported as open: when it began, and where its code stood."""
 
     begun_us: int
@@ -90,7 +90,7 @@ class OldRequest:
 
 
 @dataclass(slots=True)
-class OpenNow:
+class OpenReport:
     """The last `open_now` record.
 
     Attributes:
@@ -119,7 +119,7 @@ class OpenNow:
 
 
 @dataclass(slots=True)
-class Part:
+class WorkerPart:
     """One worker's part of a step.
 
     Attributes:
@@ -146,8 +146,8 @@ class Part:
     is_closed: bool = False
     requests: dict[str, Request] = field(default_factory=dict)
     known_open: int = 0
-    open_now: OpenNow | None = None
-    reported: dict[SpanKey, OpenSpan] = field(default_factory=dict)
+    open_now: OpenReport | None = None
+    reported: dict[SpanKey, ReportedSpan] = field(default_factory=dict)
     block: OpenBlock | None = None
     rate: deque[tuple[int, int]] = field(default_factory=deque)
     longest_sec: dict[str, float] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class Part:
 
     def open_requests(self) -> Iterator[tuple[str, Request]]:
         """Yield the requests that began and did not end, the oldest records first."""
-        return ((name, one) for name, one in self.requests.items() if one.ended_us is None)
+        return ((name, request) for name, request in self.requests.items() if request.ended_us is None)
 
     def take_report(self, spans: list[Any], at_us: int) -> None:
         """Take in what the watchdog reports as open."""
@@ -238,7 +238,7 @@ class Part:
                 self.reported[key] = opened
 
 
-def _reported(span: Any, at_us: int) -> tuple[SpanKey | None, OpenSpan | None]:
+def _reported(span: Any, at_us: int) -> tuple[SpanKey | None, ReportedSpan | None]:
     if not isinstance(span, dict) or not _is_number(span.get("age_sec")):
         return None, None
     request_id, turn, tool = span.get("request_id"), span.get("turn"), span.get("tool")
@@ -248,7 +248,7 @@ def _reported(span: Any, at_us: int) -> tuple[SpanKey | None, OpenSpan | None]:
         turn if isinstance(turn, int) else None,
     )
     begun_us = at_us - round(span["age_sec"] * 1e6)
-    return key, OpenSpan(begun_us, place_of(span), None if tool is None else str(tool))
+    return key, ReportedSpan(begun_us, place_of(span), None if tool is None else str(tool))
 
 
 def parse_open_block(fields: ControlFields, at_us: int) -> OpenBlock:
@@ -259,25 +259,27 @@ def parse_open_block(fields: ControlFields, at_us: int) -> OpenBlock:
     return OpenBlock(begun_us, place, fields.in_span, request_id, fields.tool)
 
 
-def parse_open_now(fields: ControlFields, at_us: int) -> OpenNow:
+def parse_open_now(fields: ControlFields, at_us: int) -> OpenReport:
     """Return the fields of an `open_now` record; what has another type than ours is left out."""
     oldest = fields.oldest if isinstance(fields.oldest, list) else []
     phases = fields.phases if isinstance(fields.phases, dict) else {}
 
     def by_phase(counts: dict[str, int]) -> Counter[str]:
-        found: Counter[str] = Counter()
+        phase_counts: Counter[str] = Counter()
         for event, count in counts.items():
-            found[str(phases.get(event) or kind_of(event).phase)] += count
-        return found
+            phase_counts[str(phases.get(event) or kind_of(event).phase)] += count
+        return phase_counts
 
     events = by_phase(_counts(fields.open))
-    return OpenNow(
+    return OpenReport(
         at_us,
         events["request"],
         events["barrier"],
         by_phase(_counts(fields.requests)),
         tuple(
-            _old_request(one) for one in oldest if isinstance(one, dict) and _is_number(one.get("age_sec"))
+            _old_request(request)
+            for request in oldest
+            if isinstance(request, dict) and _is_number(request.get("age_sec"))
         ),
         round(fields.uncounted) if _is_number(fields.uncounted) else 0,
     )

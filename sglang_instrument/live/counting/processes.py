@@ -58,10 +58,10 @@ class Process:
         """Whether it said that it writes no more."""
         return self.closed_us >= self.opened_us
 
-    def saw(self, at_us: int, at: float) -> None:
+    def saw(self, at_us: int, written_sec: float) -> None:
         """Note a record of its clock's time `at_us`, written at the monotonic time `at`."""
         if at_us >= self.last_us:  # files of older steps may be read later
-            self.last_us, self.last_at = at_us, at
+            self.last_us, self.last_at = at_us, written_sec
 
     def heard(self, lines: Sequence[Line]) -> None:
         """Note the last record among lines that are newer than all before."""

@@ -105,11 +105,11 @@ class Tail:
         files = self.files()
         self._next_file %= max(1, len(files))
         left, self.more = _ROUND_BYTES, False
-        for at, file in enumerate((*files[self._next_file :], *files[: self._next_file])):
+        for offset, file in enumerate((*files[self._next_file :], *files[: self._next_file])):
             if file.due > now:
                 continue
             if left <= 0:
-                self._next_file, self.more = self._next_file + at, True
+                self._next_file, self.more = self._next_file + offset, True
                 break
             for piece in self._added(file, now):
                 left -= len(piece)
@@ -190,16 +190,16 @@ class Tail:
         """Find folders and files that are new or gone, and choose which folders are watched."""
         self.doing = (str(self.folder), self.clock())
         is_start = not self._folders
-        there = {}
+        modified_times = {}
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 if is_part(entry.name) and entry.name != "processes" and entry.is_dir():
-                    there[entry.name] = entry.stat().st_mtime
-        for name in self._folders.keys() - there.keys():
+                    modified_times[entry.name] = entry.stat().st_mtime
+        for name in self._folders.keys() - modified_times.keys():
             for file in list((self._folders[name].files or {}).values()):
                 self._forget(file)
-        self._folders = {name: one for name, one in self._folders.items() if name in there}
-        for name, modified in there.items():
+        self._folders = {name: folder for name, folder in self._folders.items() if name in modified_times}
+        for name, modified in modified_times.items():
             folder = self._folders.get(name)
             if folder is None:
                 folder = self._folders[name] = _Folder(str(self.folder / name), modified, modified)
@@ -304,5 +304,5 @@ def _last_opening(file: TailedFile) -> int:
         begin = max(0, file.size - _NEAR_END_BYTES)
         stream.seek(begin)
         piece = stream.read(_NEAR_END_BYTES)
-    found = piece.rfind(b'"event":"%s"' % LOG_OPENED.encode())
-    return file.size if found < 0 else begin + piece.rfind(b"\n", 0, found) + 1
+    header = piece.rfind(b'"event":"%s"' % LOG_OPENED.encode())
+    return file.size if header < 0 else begin + piece.rfind(b"\n", 0, header) + 1

@@ -54,7 +54,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class _Open:
+class _StillOpen:
     """The chances of open requests to end within the times of the grid, in units at their workers' speeds.
 
     Attributes:
@@ -82,27 +82,27 @@ def ending_of(usual: Usual, now: StepSoFar) -> Ending:
         return _after_the_last(usual, now)
     chances = _chances(usual, by_worker, missing, speeds)
     sec = _GRID * max(usual.unit_sec, float(usual.after_sec[-1]) / 10)
-    own = _GRID * usual.unit_sec
-    with_after = [np.interp(sec - after, own, chances, left=0.0) for after in usual.after_sec]
+    grid_sec = _GRID * usual.unit_sec
+    with_after = [np.interp(sec - after, grid_sec, chances, left=0.0) for after in usual.after_sec]
     return Ending(sec, np.mean(with_after, axis=0), _last(usual, still, speeds, chances, missing is None))
 
 
-def _open(usual: Usual, now: StepSoFar, speeds: Speeds) -> _Open:
+def _open(usual: Usual, now: StepSoFar, speeds: Speeds) -> _StillOpen:
     places = np.flatnonzero(now.requests.is_open)
     stands_for = max(len(places) / _MOST_OPEN, 1.0)
     if stands_for > 1:
         places = places[np.linspace(0, len(places) - 1, _MOST_OPEN).astype(np.int64)]
-    own = now.requests.at(places)
-    unit = usual.unit_sec * np.exp(usual.stretch * speeds.typical[own.worker] * DELTA)
-    ages = (now.age_sec - own.begun_sec) / unit
-    turn, in_turn_sec = _turns(own, now.age_sec)
+    open_requests = now.requests.chosen(places)
+    unit = usual.unit_sec * np.exp(usual.stretch * speeds.typical[open_requests.worker] * DELTA)
+    ages = (now.age_sec - open_requests.begun_sec) / unit
+    turn, in_turn_sec = _turns(open_requests, now.age_sec)
     logs = np.zeros((len(places), len(_GRID)))
     groups = np.round(np.log(np.maximum(ages, _GRID[0])) / _SAME_AGE)
     for group in np.unique(groups):
         alike = groups == group
         age = float(ages[alike].mean())
         logs[alike] = usual.pool.log_chances(age, turn[alike], in_turn_sec[alike] / unit[alike], _GRID)
-    return _Open(places, own.worker, logs, stands_for)
+    return _StillOpen(places, open_requests.worker, logs, stands_for)
 
 
 def _turns(requests: Requests, age_sec: float) -> tuple[Ints, Floats]:
@@ -143,9 +143,9 @@ def _chances(usual: Usual, by_worker: Floats, missing: Floats | None, speeds: Sp
     for worker, logs in enumerate(by_worker):
         if logs.any():
             factors = speeds.of_worker(worker)[:, likely]
-            own = np.flatnonzero(factors.max(axis=1) > _LIKELY)
-            moved = _moved(usual.stretch * SHIFTS[own])
-            mixed = product(factors[own].T, np.exp(logs[moved])) / factors[own].sum(axis=0)[:, None]
+            shifts = np.flatnonzero(factors.max(axis=1) > _LIKELY)
+            moved = _moved(usual.stretch * SHIFTS[shifts])
+            mixed = product(factors[shifts].T, np.exp(logs[moved])) / factors[shifts].sum(axis=0)[:, None]
             total += np.log(np.maximum(mixed, _LEAST))
     if missing is not None:
         total += missing[_moved(usual.stretch * SHIFTS[likely])]
@@ -161,7 +161,7 @@ def _moved(shifts: NDArray[Any]) -> Ints:
 
 
 def _last(
-    usual: Usual, still: _Open, speeds: Speeds, chances: Floats, all_begun: bool
+    usual: Usual, still: _StillOpen, speeds: Speeds, chances: Floats, all_begun: bool
 ) -> tuple[int, float] | None:
     """Return the request that most probably ends last, and how probable that is."""
     if not len(still.places):
@@ -169,9 +169,9 @@ def _last(
     middle = int(np.searchsorted(chances, 0.5))
     slowest = np.argsort(still.logs[:, min(middle, len(_GRID) - 1)])[:_MOST_LAST]
     typical = usual.stretch * speeds.typical[still.worker[slowest]]
-    own = np.exp(np.take_along_axis(still.logs[slowest], _moved(typical), axis=1))
-    others = np.minimum(chances / own, 1.0)  # the chance that all others have ended
-    shares = (np.diff(own, axis=1) * (others[:, 1:] + others[:, :-1]) / 2).sum(axis=1)
+    slowest_chances = np.exp(np.take_along_axis(still.logs[slowest], _moved(typical), axis=1))
+    others = np.minimum(chances / slowest_chances, 1.0)  # the chance that all others have ended
+    shares = (np.diff(slowest_chances, axis=1) * (others[:, 1:] + others[:, :-1]) / 2).sum(axis=1)
     best = int(shares.argmax())
     total = float(shares.sum()) * still.stands_for
     # One of them ends last, unless others may: the sum differs from 1 by the coarseness of the grid.

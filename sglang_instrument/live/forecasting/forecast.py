@@ -43,7 +43,7 @@ class History:
         ended = np.flatnonzero(~step.requests.is_open)
         if not len(ended):
             return self
-        step = replace(step, requests=step.requests.at(ended))
+        step = replace(step, requests=step.requests.chosen(ended))
         checks = (*self.checks, self._check(step)) if self.steps else self.checks
         return History((*self.steps, step)[-MOST_STEPS:], checks[-_MOST_CHECKS:])
 
@@ -81,7 +81,7 @@ def forecast(history: History, now: StepSoFar) -> Forecast | None:
     will_not_end = tuple(_name(now, place) for place in named)
     others = np.setdiff1d(np.arange(len(now.requests.ids)), named)
     expected = None if now.expected is None else now.expected - len(named)
-    now = replace(now, requests=now.requests.at(others), expected=expected) if named else now
+    now = replace(now, requests=now.requests.chosen(others), expected=expected) if named else now
     ending = history.ending(now)
     low_sec, high_sec = (ending.within(level) for level in history.levels)
     decides, share = (None, 0.0) if ending.last is None else (_name(now, ending.last[0]), ending.last[1])

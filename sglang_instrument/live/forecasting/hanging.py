@@ -26,7 +26,7 @@ def hanging(steps: Sequence[PastStep], now: StepSoFar) -> list[int]:
 
 
 def _limit_sec(event: str, steps: Sequence[PastStep], now: StepSoFar) -> float:
-    past = np.array([one.longest_sec[event] for one in steps if event in one.longest_sec])
+    past = np.array([step.longest_sec[event] for step in steps if event in step.longest_sec])
     if not len(past):
         return float("inf")
     longest = max(float(past.max()), now.longest_sec.get(event, 0.0))

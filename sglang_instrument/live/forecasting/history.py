@@ -41,7 +41,7 @@ class Requests:
         ids, workers, begun, ended, turns = zip(*listed, strict=True) if listed else ((), (), (), (), ())
         counts = np.fromiter(map(len, turns), np.int64, len(listed))
         turns_sec = np.full((len(listed), min(int(counts.max(initial=0)), _MOST_TURNS)), NOT_YET)
-        known = (one[:_MOST_TURNS] for one in turns)
+        known = (begins[:_MOST_TURNS] for begins in turns)
         turns_sec[np.arange(turns_sec.shape[1]) < counts[:, None]] = np.fromiter(
             chain.from_iterable(known), np.float64
         )
@@ -64,7 +64,7 @@ class Requests:
         """When the last of those that ended did."""
         return float(self.ended_sec[~self.is_open].max(initial=0.0))
 
-    def at(self, places: Ints) -> "Requests":
+    def chosen(self, places: Ints) -> "Requests":
         """Return the requests at these places."""
         return Requests(
             [self.ids[place] for place in places],
@@ -76,7 +76,7 @@ class Requests:
 
     def until(self, age_sec: float) -> "Requests":
         """Return what was known of them when the step was so old."""
-        begun = self.at(np.flatnonzero(self.begun_sec <= age_sec))
+        begun = self.chosen(np.flatnonzero(self.begun_sec <= age_sec))
         ended_sec = np.where(begun.ended_sec <= age_sec, begun.ended_sec, NOT_YET)
         turns_sec = np.where(begun.turns_sec <= age_sec, begun.turns_sec, NOT_YET)
         return Requests(begun.ids, begun.worker, begun.begun_sec, ended_sec, turns_sec)

@@ -64,7 +64,10 @@ class Spread(NamedTuple):
 
     def chances(self, shifts: Ints) -> Floats:
         """Return a weight for each shift; those of all `SHIFTS` are not normed."""
-        usual, odd = (np.exp(-0.5 * (shifts * DELTA / one) ** 2) / one for one in (self.deviation, _ODD))
+        usual, odd = (
+            np.exp(-0.5 * (shifts * DELTA / deviation) ** 2) / deviation
+            for deviation in (self.deviation, _ODD)
+        )
         return np.asarray((1 - self.odd) * usual + self.odd * odd, dtype=np.float64)
 
 
@@ -111,9 +114,9 @@ class Speeds:
         return chances
 
 
-def product(one: Floats, other: Floats) -> Floats:
+def product(left: Floats, other: Floats) -> Floats:
     """Return a matrix product on this thread alone: BLAS would take all cores of a machine that trains."""
-    return np.asarray(np.einsum("ij,jk->ik", one, other))
+    return np.asarray(np.einsum("ij,jk->ik", left, other))
 
 
 def log_sec(sec: Floats) -> Floats:

@@ -27,9 +27,9 @@ class Usual:
 
         Steps of few requests differ by chance: their means are drawn to the mean of all.
         """
-        logs = [log_sec(one.requests.lasted_sec) for one in self.steps]
-        means = np.array([one.mean() for one in logs])
-        by_chance = np.array([one.var() / len(one) for one in logs])
+        logs = [log_sec(step.requests.lasted_sec) for step in self.steps]
+        means = np.array([step_logs.mean() for step_logs in logs])
+        by_chance = np.array([step_logs.var() / len(step_logs) for step_logs in logs])
         squares = max(float(((means - means.mean()) ** 2).sum() - by_chance[1:].sum()), 0.0)
         variance = _spread(squares, len(means) - 1).deviation ** 2
         return np.asarray(means.mean() + variance / (variance + by_chance) * (means - means.mean()))
@@ -43,7 +43,7 @@ class Usual:
     def spread(self) -> tuple[Spread, Spread]:
         """How much typical durations vary from step to step, and from worker to worker."""
         changes = np.diff(self._means)
-        squares, workers = np.sum([_between_workers(one.requests) for one in self.steps], axis=0)
+        squares, workers = np.sum([_between_workers(step.requests) for step in self.steps], axis=0)
         return _spread(float((changes**2).sum()), len(changes)), _spread(float(squares), float(workers))
 
     @cached_property
@@ -52,7 +52,7 @@ class Usual:
 
         A cap on tokens, or long calls of which few requests have any, let them follow less.
         """
-        longest = log_sec(np.array([_longest(one.requests.lasted_sec).mean() for one in self.steps]))
+        longest = log_sec(np.array([_longest(step.requests.lasted_sec).mean() for step in self.steps]))
         apart = self._means - self._means.mean()
         follows = float(apart @ (longest - longest.mean()))
         return float(np.clip((_FOLLOWS + follows) / (_FOLLOWS + float(apart @ apart)), 0.0, 1.0))
@@ -61,42 +61,44 @@ class Usual:
     def pool(self) -> Pool:
         """The earlier requests, as if each step and worker had been as fast as is expected of the next."""
         moved = self._means[-1] + self.stretch * (self._means - self._means[-1])
-        scaled = [self._in_units(one.requests, mean) for one, mean in zip(self.steps, moved, strict=True)]
-        return Pool.of(np.concatenate([one for one, _ in scaled]), _stacked([turns for _, turns in scaled]))
+        scaled = [self._in_units(step.requests, mean) for step, mean in zip(self.steps, moved, strict=True)]
+        return Pool.of(
+            np.concatenate([durations for durations, _ in scaled]), _stacked([turns for _, turns in scaled])
+        )
 
     @cached_property
     def durations(self) -> Durations:
         """How likely durations are in the next step, if everything takes a factor longer."""
         steps = zip(self.steps, self._means, strict=True)
-        own = [self._in_units(one.requests, mean)[0] for one, mean in steps]
-        return Durations.of(np.concatenate(own) * self.unit_sec)
+        durations = [self._in_units(step.requests, mean)[0] for step, mean in steps]
+        return Durations.of(np.concatenate(durations) * self.unit_sec)
 
     @cached_property
     def begun(self) -> Pool:
         """When earlier requests began, in place of how long they lasted; and when they ended, as a turn."""
         units = np.exp(self._means)
-        begun = [one.requests.begun_sec / unit for one, unit in zip(self.steps, units, strict=True)]
-        ended = [one.requests.ended_sec / unit for one, unit in zip(self.steps, units, strict=True)]
+        begun = [step.requests.begun_sec / unit for step, unit in zip(self.steps, units, strict=True)]
+        ended = [step.requests.ended_sec / unit for step, unit in zip(self.steps, units, strict=True)]
         return Pool.of(np.concatenate(begun), np.concatenate(ended)[:, None])
 
     @cached_property
     def after_sec(self) -> Floats:
         """What followed the last request of each step, ascending."""
-        return np.sort([one.after_sec for one in self.steps])
+        return np.sort([step.after_sec for step in self.steps])
 
     @cached_property
     def fewest(self) -> int:
         """The number of requests that no step had less than."""
-        return min(len(one.requests.ids) for one in self.steps)
+        return min(len(step.requests.ids) for step in self.steps)
 
     def _in_units(self, requests: Requests, mean: float) -> tuple[Floats, Floats]:
         logs = log_sec(requests.lasted_sec)
         counts = np.maximum(np.bincount(requests.worker), 1)
-        own = np.bincount(requests.worker, logs) / counts
+        worker_means = np.bincount(requests.worker, logs) / counts
         # The mean of few requests says little about their worker: it counts the less, the fewer they are.
         variance = self.spread[1].deviation ** 2
         trust = variance / (variance + logs.var() / counts)
-        unit = np.exp(mean + trust * (own - logs.mean()))[requests.worker]
+        unit = np.exp(mean + trust * (worker_means - logs.mean()))[requests.worker]
         return np.exp(logs) / unit, (requests.turns_sec - requests.begun_sec[:, None]) / unit[:, None]
 
 
@@ -129,5 +131,8 @@ def _stacked(tables: Sequence[Floats]) -> Floats:
     columns = [table.shape[1] for table in tables]
     if not min(columns):
         return np.empty((sum(map(len, tables)), 0))
-    wide = [np.pad(one, ((0, 0), (0, max(columns) - one.shape[1])), constant_values=np.inf) for one in tables]
+    wide = [
+        np.pad(table, ((0, 0), (0, max(columns) - table.shape[1])), constant_values=np.inf)
+        for table in tables
+    ]
     return np.concatenate(wide)

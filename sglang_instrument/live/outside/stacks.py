@@ -33,8 +33,8 @@ def stack_of(pid: int) -> tuple[str, ...]:
 
 def place_in(stack: Sequence[str]) -> str | None:
     """Return the innermost frame of the program's own code, else the innermost; None of an empty stack."""
-    own = [frame for frame in stack if not any(part in frame for part in _NOT_THE_PROGRAMS)]
-    frames = own or list(stack)
+    program_frames = [frame for frame in stack if not any(part in frame for part in _NOT_THE_PROGRAMS)]
+    frames = program_frames or list(stack)
     return frames[-1] if frames else None
 
 

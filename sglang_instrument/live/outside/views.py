@@ -54,7 +54,7 @@ class View:
         return _WORDS[self.doing]
 
 
-class _Thread(NamedTuple):
+class _ThreadState(NamedTuple):
     cpu_sec: float
     switches: int
 
@@ -63,11 +63,11 @@ class _Thread(NamedTuple):
 class _Look:
     """What `/proc` said at a monotonic time."""
 
-    at: float
+    looked_sec: float
     state: str
     cpu_sec: float
     is_frozen: bool
-    threads: Mapping[int, _Thread]
+    threads: Mapping[int, _ThreadState]
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Views:
             elif before is None or before[0] != pid:
                 self._looks[name] = pid, now
                 self.of[name] = View(pid, _doing(now, now))
-            elif now.at - before[1].at >= _LEAST_SEC:
+            elif now.looked_sec - before[1].looked_sec >= _LEAST_SEC:
                 self._looks[name] = pid, now
                 self.of[name] = _compared(pid, before[1], now)
         if self.with_stacks:
@@ -113,7 +113,7 @@ class Views:
 
 
 def _compared(pid: int, before: _Look, now: _Look) -> View:
-    lasted = now.at - before.at
+    lasted = now.looked_sec - before.looked_sec
     is_held = any(
         _LEAST_PER_SEC <= (thread.switches - before.threads[number].switches) / lasted <= _MOST_PER_SEC
         and (thread.cpu_sec - before.threads[number].cpu_sec) / lasted <= _WAITERS_CPU
@@ -148,7 +148,7 @@ def _stat(path: Path) -> tuple[str, float]:
     return fields[0].decode(), (int(fields[11]) + int(fields[12])) / _TICKS_PER_SEC
 
 
-def _threads(pid: int) -> Iterator[tuple[int, _Thread]]:
+def _threads(pid: int) -> Iterator[tuple[int, _ThreadState]]:
     folder = Path(f"/proc/{pid}/task")
     try:
         names = [path.name for path in folder.iterdir()]
@@ -160,7 +160,7 @@ def _threads(pid: int) -> Iterator[tuple[int, _Thread]]:
             status = (folder / name / "status").read_bytes()
             yield (
                 int(name),
-                _Thread(cpu_sec, int(status.partition(b"\nvoluntary_ctxt_switches:")[2].split()[0])),
+                _ThreadState(cpu_sec, int(status.partition(b"\nvoluntary_ctxt_switches:")[2].split()[0])),
             )
         except (OSError, ValueError, IndexError):  # the thread has ended
             continue

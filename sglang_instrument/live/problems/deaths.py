@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
-from sglang_instrument.live.counting.parts import Part
+from sglang_instrument.live.counting.parts import WorkerPart
 from sglang_instrument.live.problems.moment import Now, last_words, open_now_of, problem_of
 from sglang_instrument.live.problems.problem import Problem
 from sglang_instrument.plain_text import listed
@@ -13,7 +13,7 @@ _SILENT_SEC: Final = 30.0  # a process with open requests writes every 2 s; file
 _NAMED: Final = 3  # of many alike
 
 
-def is_dead(key: WorkerKey, process: Process, part: Part | None, now: Now) -> bool:
+def is_dead(key: WorkerKey, process: Process, part: WorkerPart | None, now: Now) -> bool:
     """Return whether a process ended without closing its log, or fell silent with requests open.
 
     Processes that Ray ends close no log: one of another role than "worker" counts as dead only within a step.
@@ -66,7 +66,7 @@ def _how(process: Process, now: Now) -> str:
     return "has ended" if is_certain else "writes no more; a live one writes every 2 s"
 
 
-def _left(part: Part | None, process: Process, now: Now) -> str:
+def _left(part: WorkerPart | None, process: Process, now: Now) -> str:
     """Return what a process left open: how many requests, and in which event the oldest of them was."""
     said = None if part is None else open_now_of(part, process.now_us(now.now))
     if said is None or said.may_be_over:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sglang_instrument.live.counting.counts import StepKey, WorkerKey
-from sglang_instrument.live.counting.parts import Part
+from sglang_instrument.live.counting.parts import WorkerPart
 from sglang_instrument.live.problems.moment import TIMES, Now, open_now_of, problem_of
 from sglang_instrument.live.problems.problem import Problem
 from sglang_instrument.plain_text import duration
@@ -46,12 +46,12 @@ def _by_age(problems: list[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: problem.since_us)
 
 
-def _is_told_of(now: Now, key: WorkerKey, part: Part) -> bool:
+def _is_told_of(now: Now, key: WorkerKey, part: WorkerPart) -> bool:
     """Return whether a worker still says what is open in an older step."""
     return part.open_now is not None and now.clock_us(key) - part.open_now.at_us < _TOLD_SEC * 1e6
 
 
-def _blocked_loop(now: Now, step: StepKey, key: WorkerKey, part: Part) -> Iterator[Problem]:
+def _blocked_loop(now: Now, step: StepKey, key: WorkerKey, part: WorkerPart) -> Iterator[Problem]:
     """Yield the event loop of a worker, if it is blocked for longer than usual."""
     block = part.block
     age_sec = block_sec(now, key, part)
@@ -63,14 +63,14 @@ def _blocked_loop(now: Now, step: StepKey, key: WorkerKey, part: Part) -> Iterat
     yield problem_of("hang", now.since_us(age_sec), key, step, sentence)
 
 
-def block_sec(now: Now, key: WorkerKey, part: Part) -> float:
+def block_sec(now: Now, key: WorkerKey, part: WorkerPart) -> float:
     """Return for how long the event loop of a worker has been blocked; 0 if it is not."""
     if part.block is None or part.is_closed:
         return 0.0
     return max(0.0, (now.clock_us(key) - part.block.begun_us) / 1e6)
 
 
-def _open_too_long(now: Now, step: StepKey, key: WorkerKey, part: Part) -> Iterator[Problem]:
+def _open_too_long(now: Now, step: StepKey, key: WorkerKey, part: WorkerPart) -> Iterator[Problem]:
     """Yield the spans of a worker that hang, of each request the innermost; of many, a few."""
     longest_first = sorted(_hanging(now, key, part).items(), key=lambda item: -item[1].age_sec)
     for request_id, span in longest_first[:_NAMED]:
@@ -82,7 +82,7 @@ def _open_too_long(now: Now, step: StepKey, key: WorkerKey, part: Part) -> Itera
         yield problem_of("hang", now.since_us(age_sec), key, step, more)
 
 
-def _hanging(now: Now, key: WorkerKey, part: Part) -> dict[str | None, _Hanging]:
+def _hanging(now: Now, key: WorkerKey, part: WorkerPart) -> dict[str | None, _Hanging]:
     """Return what hangs, by request. What only waits since the event loop is blocked does not."""
     limits, now_us, blocked_sec = now.limits_sec, now.clock_us(key), block_sec(now, key, part)
     if blocked_sec:  # what is young but for the block only waits for it
@@ -102,15 +102,15 @@ def _hanging(now: Now, key: WorkerKey, part: Part) -> dict[str | None, _Hanging]
     return hanging
 
 
-def _has_ended(part: Part, request_id: str | None) -> bool:
+def _has_ended(part: WorkerPart, request_id: str | None) -> bool:
     request = part.requests.get(request_id or "")
     return request is not None and request.ended_us is not None
 
 
 def _sentence(request_id: str | None, span: _Hanging, longest_sec: float | None) -> str:
-    at = f", at {span.place}" if span.place else ""
+    place = f", at {span.place}" if span.place else ""
     usual = f"; the longest before took {duration(longest_sec)}" if longest_sec else ""
-    return f"{_named(span.event, span.tool, request_id, span.turn)} does not end{at}{usual}"
+    return f"{_named(span.event, span.tool, request_id, span.turn)} does not end{place}{usual}"
 
 
 def _named(event: str, tool: str | None, request_id: str | None, turn: int | None) -> str:
@@ -120,7 +120,9 @@ def _named(event: str, tool: str | None, request_id: str | None, turn: int | Non
     return f"{event}{f' {tool}' if tool else ''}{of}{in_turn}"
 
 
-def _stuck_barrier(now: Now, step: StepKey | None, parts: Mapping[WorkerKey, Part]) -> Iterator[Problem]:
+def _stuck_barrier(
+    now: Now, step: StepKey | None, parts: Mapping[WorkerKey, WorkerPart]
+) -> Iterator[Problem]:
     """Yield a barrier at which all workers wait, so that none can free the others."""
     open_parts = {key: part for key, part in parts.items() if key[0] == "worker" and not part.is_closed}
     if len(open_parts) < 2:
@@ -133,7 +135,7 @@ def _stuck_barrier(now: Now, step: StepKey | None, parts: Mapping[WorkerKey, Par
         yield Problem("hang", now.since_us(min(known)), None, step and step[0], sentence)
 
 
-def barrier_sec(now: Now, key: WorkerKey, part: Part) -> float | None:
+def barrier_sec(now: Now, key: WorkerKey, part: WorkerPart) -> float | None:
     """Return for how long a worker has been in a barrier, at least; None if it is in none."""
     now_us = now.clock_us(key)
     reported = [

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Final
 
 from sglang_instrument.live.counting.counts import Counts, Process, StepKey, WorkerKey
-from sglang_instrument.live.counting.parts import OpenNow, Part
+from sglang_instrument.live.counting.parts import OpenReport, WorkerPart
 from sglang_instrument.live.outside.views import View
 from sglang_instrument.live.problems.problem import Problem, ProblemKind
 from sglang_instrument.schema import kind_of
@@ -81,7 +81,7 @@ class Now:
         return next((count.phase for count in seen if count.event == event), kind_of(event).phase)
 
 
-def open_now_of(part: Part, now_us: int) -> OpenNow | None:
+def open_now_of(part: WorkerPart, now_us: int) -> OpenReport | None:
     """Return what a worker said last of what is open, unless that may all have ended since."""
     said = part.open_now
     if said is None or part.is_closed:

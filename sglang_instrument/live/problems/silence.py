@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
-from sglang_instrument.live.counting.parts import Part
+from sglang_instrument.live.counting.parts import WorkerPart
 from sglang_instrument.live.outside.stacks import place_in
 from sglang_instrument.live.outside.views import View
 from sglang_instrument.live.problems.moment import TIMES, Now, last_words, open_now_of, problem_of
@@ -20,7 +20,7 @@ _BUSY_SHARE: Final = 0.1  # of a core: others may want it, too
 _ELSEWHERE_SEC: Final = 30.0  # of one on another host
 
 
-def suspects(now: Now) -> Iterator[tuple[WorkerKey, Process, Part]]:
+def suspects(now: Now) -> Iterator[tuple[WorkerKey, Process, WorkerPart]]:
     """Yield the processes within an open step that have not written for a moment."""
     for parts in now.counts.steps.values():
         for key, part in parts.items():
@@ -32,7 +32,7 @@ def suspects(now: Now) -> Iterator[tuple[WorkerKey, Process, Part]]:
 
 def silences(now: Now, step: StepKey | None) -> list[Problem]:
     """Return the processes that are silent for longer than one that works."""
-    parts: Mapping[WorkerKey, Part] = now.counts.steps.get(step, {}) if step is not None else {}
+    parts: Mapping[WorkerKey, WorkerPart] = now.counts.steps.get(step, {}) if step is not None else {}
     problems = []
     for key, process, part in suspects(now):
         view = view_of(process, now.views)
@@ -56,7 +56,7 @@ def _is_gone(process: Process, now: Now) -> bool:
     return False in answers and True not in answers
 
 
-def _why(now: Now, process: Process, part: Part, view: View | None) -> str | None:
+def _why(now: Now, process: Process, part: WorkerPart, view: View | None) -> str | None:
     """Return what a silent process does, in words; None if its silence is usual."""
     silent_sec, usual_sec = now.now - process.last_at, process.longest_silence_sec
     has_open = open_now_of(part, process.now_us(now.now)) is not None

@@ -96,7 +96,9 @@ class Counters:
         self._run, self._added = run, {}
         self._served = dict(saved.series) if saved is not None and saved.run_id == run[1] else {}
         self._read = self._served  # counters never go back: these may be larger
-        self._names = {(one[1], one[2]) for one in self._served if one[0] == "events" and len(one) == 4}
+        self._names = {
+            (series[1], series[2]) for series in self._served if series[0] == "events" and len(series) == 4
+        }
 
     def _load(self, path: Path) -> _Saved | None:
         try:
@@ -126,11 +128,11 @@ class Counters:
 
     def _flat(self, totals: Totals) -> dict[Series, float]:
         counts: dict[Series, float] = {}
-        for (role, worker), one in totals.items():
+        for (role, worker), counters in totals.items():
             process = process_labels(role, worker)
             names = (*_OF_WORKER, *(_OF_SCHEDULER if role == "scheduler" else ()))
-            counts |= {(name, *process): getattr(one, name) for name in names}
-            for (event, phase), (count, sec) in one.events.items():
+            counts |= {(name, *process): getattr(counters, name) for name in names}
+            for (event, phase), (count, sec) in counters.events.items():
                 known = phase if phase in PHASES else "other"
                 for series, more in (
                     (("phase_seconds", *process, known), sec),

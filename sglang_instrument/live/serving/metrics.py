@@ -55,7 +55,9 @@ class RunMetrics(Collector):
         yield from _of_workers(snapshot)
         yield from of_schedulers(snapshot)
         yield from of_gpus(snapshot)
-        yield from _of_last_step(next((one for one in reversed(snapshot.done) if not one.validate), None))
+        yield from _of_last_step(
+            next((done_step for done_step in reversed(snapshot.done) if not done_step.validate), None)
+        )
         yield from _counters(self._counters.of(snapshot))
 
 
@@ -66,27 +68,33 @@ def _of_run(snapshot: Snapshot) -> Iterator[Metric]:
     runs = snapshot.waiting is None and snapshot.ended is None
     yield gauge("running", "Whether the run runs.", (), [((), float(runs))])
     yield gauge("behind_seconds", "How far reading is behind the files.", (), [((), snapshot.behind_sec)])
-    counts = [((kind,), float(sum(one.kind == kind for one in snapshot.problems))) for kind in _PROBLEMS]
+    counts = [
+        ((kind,), float(sum(problem.kind == kind for problem in snapshot.problems))) for kind in _PROBLEMS
+    ]
     yield gauge("problems", "What goes wrong now.", ("kind",), counts)
 
 
 def _of_step(step: StepNow | None) -> Iterator[Metric]:
     known = step is not None
-    one = step or StepNow(0, False, 0.0, 0, None, 0, 0, 0.0, {}, ())
-    forecast = one.forecast
-    is_known = forecast is not None and not one.is_over and not forecast.is_stuck
+    shown = step or StepNow(0, False, 0.0, 0, None, 0, 0, 0.0, {}, ())
+    forecast = shown.forecast
+    is_known = forecast is not None and not shown.is_over and not forecast.is_stuck
     ends = (
         []
         if forecast is None or not is_known
         else [(("low",), forecast.low_sec), (("high",), forecast.high_sec)]
     )
     numbers: list[tuple[str, str, float | None]] = [
-        ("step", "The number of the step in progress.", one.step),
-        ("step_is_validation", "Whether it is a validation.", one.validate),
-        ("step_age_seconds", "Since it began.", one.age_sec),
-        ("step_requests_done", "Its requests that ended.", one.requests_done),
-        ("step_requests_open", "Its requests that did not end.", one.requests_open),
-        ("step_requests_expected", "Requests that it will have, by the steps before.", one.requests_expected),
+        ("step", "The number of the step in progress.", shown.step),
+        ("step_is_validation", "Whether it is a validation.", shown.validate),
+        ("step_age_seconds", "Since it began.", shown.age_sec),
+        ("step_requests_done", "Its requests that ended.", shown.requests_done),
+        ("step_requests_open", "Its requests that did not end.", shown.requests_open),
+        (
+            "step_requests_expected",
+            "Requests that it will have, by the steps before.",
+            shown.requests_expected,
+        ),
     ]
     for name, text, value in numbers:
         yield gauge(name, text, (), [((), value if known else None)])
@@ -94,19 +102,25 @@ def _of_step(step: StepNow | None) -> Iterator[Metric]:
 
 
 def _of_workers(snapshot: Snapshot) -> Iterator[Metric]:
-    kinds = [((*_labels(one), kind), one.open.get(kind, 0)) for one in snapshot.workers for kind in KINDS]
+    kinds = [
+        ((*_labels(worker), kind), worker.open.get(kind, 0)) for worker in snapshot.workers for kind in KINDS
+    ]
     yield gauge(
         "open_requests",
         "Requests that did not end, and processes at a barrier, by where they are.",
         (*_PROCESS, "kind"),
         kinds,
     )
-    states = [((*_labels(one), name), one.state == name) for one in snapshot.workers for name in _STATES]
+    states = [
+        ((*_labels(worker), name), worker.state == name) for worker in snapshot.workers for name in _STATES
+    ]
     yield gauge("worker_state", "1 for the state that it is in.", (*_PROCESS, "state"), states)
-    silent = [(_labels(one), one.silent_sec) for one in snapshot.workers]
+    silent = [(_labels(worker), worker.silent_sec) for worker in snapshot.workers]
     yield gauge("worker_silent_seconds", "Since its last line.", _PROCESS, silent)
-    held_up = Counter(one.waits_for for one in snapshot.workers)
-    waiting = [(_labels(one), held_up[one.worker] * (one.role == "worker")) for one in snapshot.workers]
+    held_up = Counter(worker.waits_for for worker in snapshot.workers)
+    waiting = [
+        (_labels(worker), held_up[worker.worker] * (worker.role == "worker")) for worker in snapshot.workers
+    ]
     yield gauge("workers_waiting", "Workers that wait for this one.", _PROCESS, waiting)
     ages = dict.fromkeys(map(_labels, snapshot.workers), 0.0)
     for request in snapshot.step.oldest if snapshot.step is not None else ():
@@ -115,26 +129,26 @@ def _of_workers(snapshot: Snapshot) -> Iterator[Metric]:
     yield gauge("oldest_request_seconds", "Age of its oldest open request.", _PROCESS, ages.items())
 
 
-def _labels(one: WorkerNow) -> tuple[str, str, str]:
-    return process_labels(one.role, one.worker)
+def _labels(worker: WorkerNow) -> tuple[str, str, str]:
+    return process_labels(worker.role, worker.worker)
 
 
 def _of_last_step(step: StepDone | None) -> Iterator[Metric]:
     """Yield the newest finished step; a validation does not count."""
     known = step is not None
-    one = step or StepDone(0, False, None, 0, None, None, None, None, 0.0, {})
-    quantiles = [(("0.5",), one.p50_sec), (("0.99",), one.p99_sec)]
-    straggler = [] if one.straggler is None else [((str(one.straggler),), one.straggler_sec)]
-    yield gauge("last_step", "The number of the last one.", (), [((), one.step if known else None)])
-    yield gauge("last_step_seconds", "How long it took.", (), [((), one.duration_sec)])
-    parts = [((part,), sec) for part, sec in one.ledger.items()]
+    shown = step or StepDone(0, False, None, 0, None, None, None, None, 0.0, {})
+    quantiles = [(("0.5",), shown.p50_sec), (("0.99",), shown.p99_sec)]
+    straggler = [] if shown.straggler is None else [((str(shown.straggler),), shown.straggler_sec)]
+    yield gauge("last_step", "The number of the last one.", (), [((), shown.step if known else None)])
+    yield gauge("last_step_seconds", "How long it took.", (), [((), shown.duration_sec)])
+    parts = [((part,), sec) for part, sec in shown.ledger.items()]
     yield gauge("last_step_part_seconds", "Its ledger: what its time was spent on.", ("part",), parts)
     text = "Half, or 99 %, of its requests took at most this long."
     yield gauge("last_step_request_seconds", text, ("quantile",), quantiles)
     text = "Worker time that others spent in waiting for its straggler."
     yield gauge("last_step_straggler_seconds", text, ("worker",), straggler)
-    yield gauge("last_step_requests", "Its requests.", (), [((), one.requests if known else None)])
-    yield gauge("last_step_tokens", "Its tokens.", (), [((), one.tokens)])
+    yield gauge("last_step_requests", "Its requests.", (), [((), shown.requests if known else None)])
+    yield gauge("last_step_tokens", "Its tokens.", (), [((), shown.tokens)])
 
 
 def _counters(served: Mapping[Series, float]) -> Iterator[Metric]:

@@ -44,7 +44,7 @@ def page_of(snapshot: Snapshot) -> str:
 def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Yield what fills each place of the template; later places stand further below."""
     step = snapshot.step
-    bad = sum(one.kind in ("hang", "death") for one in snapshot.problems)
+    bad = sum(problem.kind in ("hang", "death") for problem in snapshot.problems)
     run = "" if snapshot.run_id is None else f" (run {snapshot.run_id})"
     yield "title", _text(f"{'! ' if bad else ''}{words.headline(snapshot)}")
     yield "run", _text(f"{snapshot.logs}{run}")
@@ -55,7 +55,7 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "where", _text(words.where(step.open)) if step is not None else ""
     yield "ended", "" if snapshot.ended is None else _text(f"ended: {snapshot.ended}")
     yield "problems", "".join(_problems(snapshot))
-    shown = sorted(snapshot.workers, key=lambda one: one.state not in _BAD)[:_SHOWN]
+    shown = sorted(snapshot.workers, key=lambda worker: worker.state not in _BAD)[:_SHOWN]
     some = f", {len(shown)} of {len(snapshot.workers)}"
     yield "of-workers", some if len(shown) < len(snapshot.workers) else ""
     yield "workers", "".join(map(_worker, shown))
@@ -70,35 +70,35 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def _problems(snapshot: Snapshot) -> Iterator[str]:
-    for one in snapshot.problems[:_PROBLEMS]:
-        yield f"<li>{_text(words.problem(one, snapshot.until_us))}</li>"
+    for problem in snapshot.problems[:_PROBLEMS]:
+        yield f"<li>{_text(words.problem(problem, snapshot.until_us))}</li>"
     if len(snapshot.problems) > _PROBLEMS:
         yield f"<li>and {len(snapshot.problems) - _PROBLEMS} more</li>"
 
 
-def _worker(one: WorkerNow) -> str:
-    state = _text(words.worker_state(one))
+def _worker(worker: WorkerNow) -> str:
+    state = _text(words.worker_state(worker))
     return _row(
-        _text(words.worker_name(one)),
-        f"<strong>{state}</strong>" if one.state in _BAD else state,
-        str(one.step),
-        f"{one.requests_done:,}",
-        f"{one.requests_open:,}",
-        _text(words.where(one.open)),
-        f"{one.tokens_per_sec:,.0f}",
-        words.duration(one.silent_sec),
+        _text(words.worker_name(worker)),
+        f"<strong>{state}</strong>" if worker.state in _BAD else state,
+        str(worker.step),
+        f"{worker.requests_done:,}",
+        f"{worker.requests_open:,}",
+        _text(words.where(worker.open)),
+        f"{worker.tokens_per_sec:,.0f}",
+        words.duration(worker.silent_sec),
     )
 
 
-def _request(one: OpenRequest) -> str:
-    turn = words.request_turn(one)
+def _request(request: OpenRequest) -> str:
+    turn = words.request_turn(request)
     return _row(
-        _text(words.short_id(one.request_id or "")),
-        str(one.worker),
+        _text(words.short_id(request.request_id or "")),
+        str(request.worker),
         "" if turn is None else str(turn),
-        _text(words.request_event(one) or ""),
-        words.duration(one.age_sec),
-        "" if one.tokens is None else f"{one.tokens:,}",
+        _text(words.request_event(request) or ""),
+        words.duration(request.age_sec),
+        "" if request.tokens is None else f"{request.tokens:,}",
     )
 
 
@@ -116,15 +116,15 @@ def _part(row: tuple[str, str, float]) -> str:
     return _row(_text(name), _course(line), words.duration(sec))
 
 
-def _done(one: StepDone) -> str:
-    mostly = max(one.ledger, key=lambda part: one.ledger[part], default="")
+def _done(step: StepDone) -> str:
+    mostly = max(step.ledger, key=lambda part: step.ledger[part], default="")
     return _row(
-        _text(words.named_step(one)),
-        _duration(one.duration_sec),
-        f"{one.requests:,}",
-        _duration(one.p50_sec),
-        _duration(one.p99_sec),
-        "" if one.straggler is None else f"worker {one.straggler}: {words.duration(one.straggler_sec)}",
+        _text(words.named_step(step)),
+        _duration(step.duration_sec),
+        f"{step.requests:,}",
+        _duration(step.p50_sec),
+        _duration(step.p99_sec),
+        "" if step.straggler is None else f"worker {step.straggler}: {words.duration(step.straggler_sec)}",
         _text(mostly),
     )
 

@@ -65,9 +65,9 @@ class LiveServer(ThreadingHTTPServer):
         self._clients: dict[socket.socket, float] = {}
         self._clients_lock = threading.Lock()
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self.address_family = found[0]
-            super().__init__(found[4][:2], _Client)  # type: ignore[arg-type]  # of IPv6, host and port
+            address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self.address_family = address[0]
+            super().__init__(address[4][:2], _Client)  # type: ignore[arg-type]  # of IPv6, host and port
         except OSError as error:
             raise LogError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
         self.host, self.port = str(self.server_address[0]), int(self.server_address[1])
@@ -140,10 +140,12 @@ class LiveServer(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Cut off clients that are too slow; called twice a second."""
         with self._clients_lock:
-            slow = [one for one, since in self._clients.items() if time.monotonic() - since > _CLIENT_SEC]
-            for one in slow:
+            slow = [
+                client for client, since in self._clients.items() if time.monotonic() - since > _CLIENT_SEC
+            ]
+            for client in slow:
                 try:
-                    one.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+                    client.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
                 except OSError:  # it has gone by itself
                     pass
 

@@ -105,18 +105,21 @@ class Terminal(App[None]):
         """Draw the newest snapshot."""
         self.snapshot = snapshot = self._follower.snapshot()
         width = self.size.width
-        told = {"head": _head(snapshot), "problems": _problems(snapshot), "ledger": _ledger(snapshot, width)}
-        for name, text in told.items():
+        texts = {"head": _head(snapshot), "problems": _problems(snapshot), "ledger": _ledger(snapshot, width)}
+        for name, text in texts.items():
             before = self._told.get(name)
             if text != before:  # a layout only where it changes: it costs more than all the rest
                 is_as_high = before is not None and _height(before, width) == _height(text, width)
                 self._texts[name].update(text, layout=not is_as_high)
                 self._told[name] = text
-        workers = sorted(snapshot.workers, key=lambda one: _URGENT.get(one.state, 2))
-        rows = {f"{one.role}_{one.worker}": _worker_row(one) for one in workers}
+        workers = sorted(snapshot.workers, key=lambda worker: _URGENT.get(worker.state, 2))
+        rows = {f"{worker.role}_{worker.worker}": _worker_row(worker) for worker in workers}
         self._of_workers.show(rows)
         oldest = snapshot.step.oldest[:_REQUESTS] if snapshot.step is not None else ()
-        requests = {f"{one.role}_{one.worker}/{one.request_id}": _request_row(one) for one in oldest}
+        requests = {
+            f"{request.role}_{request.worker}/{request.request_id}": _request_row(request)
+            for request in oldest
+        }
         self._of_requests.show(requests)
 
     def action_open(self) -> None:
@@ -133,9 +136,12 @@ class Terminal(App[None]):
             return
         step = self.snapshot.step
         oldest = step.oldest if step is not None else ()
-        one = next((one for one in oldest if f"{one.role}_{one.worker}/{one.request_id}" == key), None)
-        if one is not None and step is not None:
-            self.push_screen(RequestScreen(Path(self.snapshot.logs), step, one))
+        shown_request = next(
+            (request for request in oldest if f"{request.role}_{request.worker}/{request.request_id}" == key),
+            None,
+        )
+        if shown_request is not None and step is not None:
+            self.push_screen(RequestScreen(Path(self.snapshot.logs), step, shown_request))
 
     def action_verdict(self) -> None:
         """Show the verdict so far."""
@@ -191,7 +197,7 @@ def _ledger(snapshot: Snapshot, width: int) -> Text:
     rows = words.ledger_rows(snapshot.done, max(10, width - 60))
     if not rows:
         return Text("no step has ended yet", "dim")
-    steps = [one for one in snapshot.done if not one.validate]
+    steps = [step for step in snapshot.done if not step.validate]
     last = steps[-1]
     late = (
         ""
@@ -207,26 +213,26 @@ def _ledger(snapshot: Snapshot, width: int) -> Text:
     return text
 
 
-def _worker_row(one: WorkerNow) -> Row:
+def _worker_row(worker: WorkerNow) -> Row:
     return (
-        Cell(words.worker_name(one)),
-        Cell(words.worker_state(one), _STATES.get(one.state, "")),
-        _number(one.requests_done),
-        _number(one.requests_open),
-        _number(round(one.tokens_per_sec)),
-        Cell(words.duration(one.silent_sec) if one.silent_sec >= _SILENT_SEC else "", right=True),
-        Cell(words.where(one.open)),
+        Cell(words.worker_name(worker)),
+        Cell(words.worker_state(worker), _STATES.get(worker.state, "")),
+        _number(worker.requests_done),
+        _number(worker.requests_open),
+        _number(round(worker.tokens_per_sec)),
+        Cell(words.duration(worker.silent_sec) if worker.silent_sec >= _SILENT_SEC else "", right=True),
+        Cell(words.where(worker.open)),
     )
 
 
-def _request_row(one: OpenRequest) -> Row:
+def _request_row(request: OpenRequest) -> Row:
     return (
-        Cell(words.short_id(one.request_id or "-")),
-        Cell(str(one.worker), right=True),
-        _number(words.request_turn(one)),
-        Cell(words.request_event(one) or ""),
-        Cell(words.duration(one.age_sec), right=True),
-        _number(one.tokens),
+        Cell(words.short_id(request.request_id or "-")),
+        Cell(str(request.worker), right=True),
+        _number(words.request_turn(request)),
+        Cell(words.request_event(request) or ""),
+        Cell(words.duration(request.age_sec), right=True),
+        _number(request.tokens),
     )
 
 

@@ -25,15 +25,15 @@ _LEAST_SEC: Final = 0.001  # shorter spans are left out: a person looks for wher
 _FINDINGS: Final = 5
 
 
-def request_lines(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[str]:
+def request_lines(logs: Path, step: StepNow, request: OpenRequest) -> Iterator[str]:
     """Yield lines that tell what a request did so far: when, for how long, in which turn.
 
     Args:
         logs: The run's folder.
         step: The step in progress.
-        one: The request.
+        request: The request.
     """
-    lines = [line for line in _records_of(logs, step, one) if line.event not in CONTROL_EVENTS]
+    lines = [line for line in _records_of(logs, step, request) if line.event not in CONTROL_EVENTS]
     spans = [line for line in lines if (line.duration_sec or 0.0) >= _LEAST_SEC]
     begun_us = min(map(start_us, lines), default=0)
     if not lines:
@@ -41,33 +41,35 @@ def request_lines(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[str]:
     for line in sorted(spans, key=lambda line: (start_us(line), -end_us(line))):
         number = typed(line.extra, RequestIds).turn
         turn = "" if number is None else f"turn {number + 1}"
-        at = duration((start_us(line) - begun_us) / 1e6)
+        begun = duration((start_us(line) - begun_us) / 1e6)
         error = f"  {plain(line.error)}" if line.error else ""
-        yield f"+{at:>11}  {turn:8} {plain(line.event):34} {duration(line.duration_sec or 0.0):>11}{error}"
-    now = f"now: {one.event} is open" if one.event else "now: open"
-    yield f"{now}; the request is {duration(one.age_sec)} old"
+        yield f"+{begun:>11}  {turn:8} {plain(line.event):34} {duration(line.duration_sec or 0.0):>11}{error}"
+    now = f"now: {request.event} is open" if request.event else "now: open"
+    yield f"{now}; the request is {duration(request.age_sec)} old"
 
 
-def _records_of(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[Line]:
+def _records_of(logs: Path, step: StepNow, request: OpenRequest) -> Iterator[Line]:
     """Yield the records of a request in the files of its worker; a file that vanishes has none."""
     # Without quotes: it may be logged as a number.
-    wanted = json.dumps(one.request_id, ensure_ascii=False).strip('"').encode(errors="replace")
-    for path in sorted((logs / folder_of((step.step, step.validate))).glob(f"{one.role}_*.jsonl")):
+    wanted = json.dumps(request.request_id, ensure_ascii=False).strip('"').encode(errors="replace")
+    for path in sorted((logs / folder_of((step.step, step.validate))).glob(f"{request.role}_*.jsonl")):
         place = place_of(path)
-        if place is None or place.worker != one.worker:
+        if place is None or place.worker != request.worker:
             continue
         try:
             with open_regular(path) as stream:
                 stream.seek(max(0, stream.seek(0, 2) - _MOST_BYTES))
                 for chunk in whole_lines(stream):
-                    found = [line for line in chunk.split(b"\n") if wanted in line]
-                    yield from (line for line in decode(b"\n".join(found), Rejects()) if _is_of(line, one))
+                    matches = [line for line in chunk.split(b"\n") if wanted in line]
+                    yield from (
+                        line for line in decode(b"\n".join(matches), Rejects()) if _is_of(line, request)
+                    )
         except OSError:
             continue
 
 
-def _is_of(line: Line, one: OpenRequest) -> bool:
-    return str(typed(line.extra, RequestIds).request_id) == one.request_id
+def _is_of(line: Line, request: OpenRequest) -> bool:
+    return str(typed(line.extra, RequestIds).request_id) == request.request_id
 
 
 def verdict_lines(logs: str) -> list[str]:
@@ -77,7 +79,7 @@ def verdict_lines(logs: str) -> list[str]:
     if done.returncode:
         return done.stderr.decode(errors="replace").splitlines()[-1:]
     answer = json.loads(done.stdout)
-    told = [answer["verdict"], ""]
+    sentences = [answer["verdict"], ""]
     for finding in answer["findings"][:_FINDINGS]:
-        told += [f"{duration(finding['lost_sec'])}: {finding['sentence']}", f"    {finding['advice']}"]
-    return [plain(line) for line in told]
+        sentences += [f"{duration(finding['lost_sec'])}: {finding['sentence']}", f"    {finding['advice']}"]
+    return [plain(line) for line in sentences]

@@ -64,8 +64,8 @@ class ToldScreen(ModalScreen[None]):
 
     def tell(self, lines: Iterable[str] | Text) -> None:
         """Fill the box."""
-        told = lines if isinstance(lines, Text) else Text("\n".join(lines))
-        self.query_one("#told", Static).update(told)
+        text = lines if isinstance(lines, Text) else Text("\n".join(lines))
+        self.query_one("#told", Static).update(text)
 
 
 class HelpScreen(ToldScreen):
@@ -97,31 +97,35 @@ class WorkerScreen(ToldScreen):
 
 def worker_lines(snapshot: Snapshot, role: str, worker: int) -> list[str]:
     """Return what is known of a worker, in lines."""
-    one = next((one for one in snapshot.workers if (one.role, one.worker) == (role, worker)), None)
-    if one is None:
+    process = next(
+        (process for process in snapshot.workers if (process.role, process.worker) == (role, worker)), None
+    )
+    if process is None:
         return ["it has logged nothing in this run"]
-    told = [
-        f"step {one.step}: {words.worker_state(one)}, silent for {words.duration(one.silent_sec)}",
-        f"{one.requests_done:,} requests done, {one.requests_open:,} open: {words.where(one.open)}",
-        f"{one.tokens:,} tokens, {one.tokens_per_sec:,.0f} per second",
+    lines = [
+        f"step {process.step}: {words.worker_state(process)}, "
+        f"silent for {words.duration(process.silent_sec)}",
+        f"{process.requests_done:,} requests done, {process.requests_open:,} open: "
+        f"{words.where(process.open)}",
+        f"{process.tokens:,} tokens, {process.tokens_per_sec:,.0f} per second",
     ]
     mine = [each for each in snapshot.problems if (each.role, each.worker) == (role, worker)]
-    told += ["", *(words.problem(each, snapshot.until_us) for each in mine)] if mine else []
+    lines += ["", *(words.problem(each, snapshot.until_us) for each in mine)] if mine else []
     oldest = snapshot.step.oldest if snapshot.step is not None else ()
     requests = [each for each in oldest if (each.role, each.worker) == (role, worker)]
     if requests:
-        told += ["", "its oldest requests:"]
+        lines += ["", "its oldest requests:"]
         for each in requests:
             turn = "" if each.turn is None else f", turn {each.turn + 1}"
             name, age = words.short_id(each.request_id or "-"), words.duration(each.age_sec)
-            told.append(f"  {name}: {age}{turn}, {words.request_event(each) or 'open'}")
+            lines.append(f"  {name}: {age}{turn}, {words.request_event(each) or 'open'}")
     counted = snapshot.totals.get((role, worker))
     if counted is not None:
-        told += ["", "its events since the run began, those that took longest in all:"]
+        lines += ["", "its events since the run began, those that took longest in all:"]
         events = sorted(counted.events.items(), key=lambda item: -item[1][1])[:_EVENTS]
         for (event, _), (count, sec) in events:
-            told.append(f"  {event:34} {count:>9,} times {words.duration(sec):>14}")
-    return told
+            lines.append(f"  {event:34} {count:>9,} times {words.duration(sec):>14}")
+    return lines
 
 
 class GaugesScreen(ToldScreen):
@@ -161,10 +165,10 @@ def gauge_lines(snapshot: Snapshot) -> list[str]:
 class RequestScreen(ToldScreen):
     """One request: what it did so far."""
 
-    def __init__(self, logs: Path, step: StepNow, one: OpenRequest) -> None:
+    def __init__(self, logs: Path, step: StepNow, request: OpenRequest) -> None:
         super().__init__()
-        self._logs, self._step, self._one = logs, step, one
-        self.title_of_box = f"request {one.request_id} of {one.role} {one.worker}"
+        self._logs, self._step, self._one = logs, step, request
+        self.title_of_box = f"request {request.request_id} of {request.role} {request.worker}"
 
     def on_mount(self) -> None:
         """Read its records beside the drawing."""
@@ -173,8 +177,8 @@ class RequestScreen(ToldScreen):
 
     @work(thread=True)
     def _read(self) -> None:
-        told = list(details.request_lines(self._logs, self._step, self._one))
-        self.app.call_from_thread(self.tell, told)
+        lines = list(details.request_lines(self._logs, self._step, self._one))
+        self.app.call_from_thread(self.tell, lines)
 
 
 class VerdictScreen(ToldScreen):
@@ -193,5 +197,5 @@ class VerdictScreen(ToldScreen):
 
     @work(thread=True)
     def _read(self) -> None:
-        told = details.verdict_lines(self._logs)
-        self.app.call_from_thread(self.tell, told)
+        lines = details.verdict_lines(self._logs)
+        self.app.call_from_thread(self.tell, lines)

@@ -145,8 +145,10 @@ class HeldBack:
         try:
             cuda = gpu_sync.cuda_at_hand()
             if cuda is not None:
-                at = cuda.current_device()
-                mark = _Mark(cuda.current_stream(), at, self._event(cuda, at), self._event(cuda, at))
+                device = cuda.current_device()
+                mark = _Mark(
+                    cuda.current_stream(), device, self._event(cuda, device), self._event(cuda, device)
+                )
                 mark.began.record(mark.stream)
                 self._begun[id(span)] = (span.start, mark)
                 if len(self._begun) > _MOST_BEGUN:
@@ -223,9 +225,9 @@ class HeldBack:
         self._give_back(mark)
         self._taking.append(span)
 
-    def _event(self, cuda: Any, at: int) -> Any:
+    def _event(self, cuda: Any, device: int) -> Any:
         try:
-            return self._spare[at].pop()
+            return self._spare[device].pop()
         except (KeyError, IndexError):
             return cuda.Event(enable_timing=True)
 

@@ -62,8 +62,8 @@ class OpenNow:
             log_swallowed("counting the open spans", error)
 
     def _write(self, disk: Disk) -> None:
-        found, uncounted = find_open()
-        for scope, seen in found.items():
+        scopes, uncounted = find_open()
+        for scope, seen in scopes.items():
             if seen.is_followed():
                 line = self._encoder.control(schema.OPEN_NOW, scope, seen.described(uncounted))
                 disk.write(scope, line, 0)
@@ -85,12 +85,12 @@ def find_open() -> tuple[_Found, int]:
         What is open in the newest scopes, and how many spans were left out: those in the middle, if there are
         very many.
     """
-    found: _Found = {}
+    scopes: _Found = {}
     counted = 0
     for part in _newest_first():
-        _count(part, found)
+        _count(part, scopes)
         counted += len(part)
-    return found, max(0, len(OPEN) - counted) if counted >= 2 * _MOST_COUNTED else 0
+    return scopes, max(0, len(OPEN) - counted) if counted >= 2 * _MOST_COUNTED else 0
 
 
 def _newest_first() -> Iterator[list[Span]]:
@@ -131,7 +131,7 @@ def _part(ordered: Callable[[Any], Iterator[Span]], done: int) -> list[Span]:
     return first_entries(_PART, lambda: islice(ordered(OPEN.values()), done, None))
 
 
-def _count(spans: list[Span], found: _Found) -> None:
+def _count(spans: list[Span], scopes: _Found) -> None:
     """Count spans, the newest first; one loop, because calls would cost more than all the rest."""
     last, unbound, seen = None, None, _Open()
     for span in spans:
@@ -140,7 +140,7 @@ def _count(spans: list[Span], found: _Found) -> None:
         if scope is None:
             scope = unbound = unbound or scope_for(None, None, None, False)
         if scope is not last:
-            last, seen = scope, _seen(scope, found)
+            last, seen = scope, _seen(scope, scopes)
             events, innermost, outermost = seen.events, seen.innermost, seen.outermost
         try:
             event = events[span.event]
@@ -157,13 +157,13 @@ def _count(spans: list[Span], found: _Found) -> None:
             seen.add_request(span, innermost.pop(request, span))
 
 
-def _seen(scope: Scope, found: _Found) -> "_Open":
+def _seen(scope: Scope, scopes: _Found) -> "_Open":
     """Return what was found in a scope so far; of too many scopes, nothing."""
-    seen = found.get(scope)
+    seen = scopes.get(scope)
     if seen is None:
         seen = _Open()
-        if len(found) < _MOST_SCOPES:
-            found[scope] = seen
+        if len(scopes) < _MOST_SCOPES:
+            scopes[scope] = seen
     return seen
 
 
@@ -211,7 +211,7 @@ class _Open:
         fields: dict[str, Any] = {
             "open": {event.name: event.count for event in events},
             "requests": {event.name: event.requests for event in events if event.requests},
-            "oldest": [self._described(*one) for one in self._oldest()],
+            "oldest": [self._described(*pair) for pair in self._oldest()],
         }
         if self.own_phases:
             fields["phases"] = self.own_phases
@@ -265,8 +265,8 @@ class _Open:
         return known
 
 
-def _start(one: tuple[Span, Span]) -> int:
-    return one[0].start
+def _start(pair: tuple[Span, Span]) -> int:
+    return pair[0].start
 
 
 def _id_of(span: Span) -> Any:

@@ -13,14 +13,14 @@ _listening: tuple[_Began, ...] = ()
 def listen(began: _Began) -> None:
     """Call `began(span)` with each span from now on, on its thread, right after its start time is read."""
     global _listening
-    _listening = (*(one for one in _listening if one != began), began)
+    _listening = (*(listener for listener in _listening if listener != began), began)
     spans.call_at_entry(_tell)
 
 
 def ignore(began: _Began) -> None:
     """Do not call `began` any more."""
     global _listening
-    _listening = tuple(one for one in _listening if one != began)
+    _listening = tuple(listener for listener in _listening if listener != began)
     if not _listening:
         spans.call_at_entry(None)
 

@@ -73,9 +73,11 @@ def of_thread(thread: int, most: int) -> Stack:
 
 
 def _stack(inner_first: list[FrameType], most: int) -> Stack:
-    own = next((frame for frame in inner_first if _is_of_program(frame.f_code.co_filename)), None)
+    frame_of_program = next(
+        (frame for frame in inner_first if _is_of_program(frame.f_code.co_filename)), None
+    )
     lines = [_line(frame) for frame in inner_first[:most]]
-    return Stack(lines[::-1], None if own is None else _line(own))
+    return Stack(lines[::-1], None if frame_of_program is None else _line(frame_of_program))
 
 
 def _is_of_program(file: str) -> bool:
