@@ -13,8 +13,11 @@ SETTLING_SEC = 0.15  # time for our threads to write the records of a step
 STEPS = 3  # measured after each switch
 
 
-def put_back(on):
-    """Let the patched functions run our code, or their own; call it between steps, when no span is open."""
+def put_back(on, without=None):
+    """Let the patched functions run our code, or their own; call it between steps, when no span is open.
+
+    The function `without`, by its qualified name, runs its own in any case.
+    """
     from sglang_instrument.recording.measure import context, spans
     from sglang_instrument.recording.watch import event_loop
     from sglang_instrument.startup import install
@@ -26,7 +29,8 @@ def put_back(on):
     writer = recorder._writer
     was_on = spans.current_buffer() is not spans.OFF
     for swap in swaps:
-        swap.function.__code__ = swap.ours if on else swap.original
+        is_ours = on and swap.function.__qualname__ != without
+        swap.function.__code__ = swap.ours if is_ours else swap.original
     if on and not was_on:  # as `Recorder.start()` does it
         vars(writer).pop("_may_rest", None)
         spans.know_tasks(recorder._task_seen)

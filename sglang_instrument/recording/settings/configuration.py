@@ -40,7 +40,9 @@ WORDS: Final = frozenset(
     }
 )
 
-_MOST_BYTES: Final = 32_000  # of names and values; the file in `processes/` has 64 kB
+_MOST_BYTES: Final = 38_000  # of names and values of all objects; the file in `processes/` has 64 kB
+_MOST_OF_ONE_BYTES: Final = 26_000  # of one object: a trainer's configuration leaves room for the engine's
+_VALUE_BYTES: Final = 12  # of a value, about
 _MOST_DEPTH: Final = 12
 _MOST_LOOKED_AT: Final = 20_000
 _MOST_ITEMS: Final = 16  # of a list
@@ -75,19 +77,22 @@ class Settings:
         left_out: How many settings, and lists and objects as a whole, were over a limit. Texts that may not
             be logged do not count.
         first_left_out: The name of the first of them.
+        most_bytes, taken_bytes: How many bytes names and values may take, and do take, about.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     left_out: int = 0
     first_left_out: str | None = None
-    _bytes: int = 0
+    most_bytes: int = _MOST_OF_ONE_BYTES
+    taken_bytes: int = 0
 
     def add(self, name: str, value: Any) -> None:
         """Keep a setting, unless the file of the process would get too large."""
-        self._bytes += len(name) + 12
-        if self._bytes > _MOST_BYTES:
+        size = len(name) + _VALUE_BYTES
+        if self.taken_bytes + size > self.most_bytes:
             self.leave_out(name)
         else:
+            self.taken_bytes += size
             self.values[name] = value
 
     def leave_out(self, name: str) -> None:
@@ -112,9 +117,10 @@ def keep_settings(name: str, settings: Any) -> None:
     if (name, id(settings)) in _read or len(_read) >= _MOST_READ:
         return
     _read.add((name, id(settings)))
-    read = settings_in(settings)
-    is_known = any(read.values == known.values for known in _configuration.values())
-    if not read.values or is_known or len(_configuration) >= _MOST_KEPT:
+    taken = sum(known.taken_bytes for known in list(_configuration.values()))
+    read = settings_in(settings, max(0, min(_MOST_OF_ONE_BYTES, _MOST_BYTES - taken)))
+    is_known = bool(read.values) and any(read.values == known.values for known in _configuration.values())
+    if not (read.values or read.left_out) or is_known or len(_configuration) >= _MOST_KEPT:
         return
     number, free = 1, name
     while free in _configuration:
@@ -137,20 +143,20 @@ def described_configuration() -> dict[str, Any]:
         for name, settings in known.items()
         if settings.left_out
     }
-    values = {name: settings.values for name, settings in known.items()}
+    values = {name: settings.values for name, settings in known.items() if settings.values}
     return {
         **({CONFIGURATION: values} if values else {}),
         **({CONFIGURATION_LEFT_OUT: left_out} if left_out else {}),
     }
 
 
-def settings_in(holder: Any) -> Settings:
+def settings_in(holder: Any, most_bytes: int = _MOST_OF_ONE_BYTES) -> Settings:
     """Return the settings of an object.
 
     No code of the object runs: its attributes are read as they are stored, without properties. They are read
     level by level, so that a limit costs the deepest settings first.
     """
-    settings = Settings()
+    settings = Settings(most_bytes=most_bytes)
     level: list[tuple[str, Any]] = [("", holder)]
     seen: set[int] = set()  # configurations may refer to one another in a circle
     looked_at = depth = 0

@@ -175,6 +175,11 @@ def test_circles_objects_and_ten_thousand_keys_end_within_the_limit():
     many = settings_in({f"setting_{number}": number for number in range(10_000)})
     assert many.left_out == 10_000 - len(many.values)
     assert len(json.dumps(many.values, indent=2)) < 64_000 * 0.75
+    for name in ("server_args", "config", "args"):  # the limit is one of all objects together
+        keep_settings(name, {f"{name}_{number}": number for number in range(10_000)})
+    described = described_configuration()
+    assert len(json.dumps(described, indent=2)) < 64_000 * 0.75
+    assert described["configuration_left_out"]["args"]["count"] == 10_000
     deep: Any = {"n": 1}
     for _ in range(1000):
         deep = {"deeper": deep}
