@@ -1,8 +1,17 @@
 """The exceptions that commands and `install()` raise for a person; training never sees them."""
 
+from sglang_instrument.plain_text import plain
+
 
 class InstrumentError(Exception):
-    """The base of all: its message says where, what is wrong, and what would be right."""
+    """The base of all: its message says where, what is wrong, and what would be right.
+
+    Messages quote what files hold, and Python prints them as they are: control characters are escaped.
+    """
+
+    def __str__(self) -> str:
+        """Return the message as one line without control characters."""
+        return plain(super().__str__())
 
 
 class ConfigError(InstrumentError):

@@ -19,6 +19,11 @@ def plain(text: str) -> str:
     return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def plain_lines(text: str) -> str:
+    """Return text as `plain` does, but with its line ends: some texts of a page have several lines."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def plain_json(text: str) -> str:
     """Return the same JSON with those control characters escaped that JSON itself leaves as they are."""
     return _IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -21,6 +21,7 @@ from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.tables.registry import all_tables
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.plain_text import plain
 from sglang_instrument.safe_files.output import write_output
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class NotebookRun(Run):
             "log": self.health.sentence(),
             "next": _NEXT,
         }
-        return {name: words for name, words in lines.items() if words}
+        return {plain(name): plain(words) for name, words in lines.items() if words}
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {words}" for name, words in self._card.items())

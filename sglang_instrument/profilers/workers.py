@@ -61,6 +61,14 @@ def workers_at(addresses: Iterable[str]) -> list[EngineWorker]:
     return _numbered((_address(address, "worker"), None) for address in addresses)
 
 
+def same_address(text: str) -> str:
+    """Return an address in the form in which two that are the same are equal; what is no address as it is."""
+    try:
+        return base_url(text).lower()
+    except ValueError:
+        return text
+
+
 def addresses_in_log(path: str | Path) -> tuple[list[str], list[str]]:
     """Return (routers, workers) that a trainer's log names; only the last one of several routers.
 

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from sglang_instrument.plain_text import plain
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.unpatched import Flag, RLock, Thread
 from sglang_instrument.regular_files import open_regular
@@ -145,12 +146,21 @@ class Scalars:
                 if answer.get("run_id") != self._run_id:
                     continue
                 if answer.get("failed"):
-                    notice("scalars: follower", f"the follower of {self._folder} failed: {answer['failed']}")
-                else:
-                    numbers = {f"{PREFIX}{name}": value for name, value in answer["scalars"].items()}
-                    _keep(self._known, answer["step"], numbers)
+                    why = plain(str(answer["failed"]))
+                    notice("scalars: follower", f"the follower of {self._folder} failed: {why}")
+                elif isinstance(answer["step"], int):
+                    _keep(self._known, answer["step"], _numbers(answer["scalars"]))
             except (ValueError, LookupError, TypeError, AttributeError):
                 continue  # torn by a kill or a full disk, or not the follower's
+
+
+def _numbers(scalars: dict[str, Any]) -> dict[str, float]:
+    """Return what a tracker takes: anybody who can write to the folder of logs may have added a line."""
+    return {
+        f"{PREFIX}{name}": value
+        for name, value in scalars.items()
+        if name.isidentifier() and type(value) in (int, float)
+    }
 
 
 def _keep(entries: dict[Key, Value], key: Key, value: Value) -> None:

@@ -11,6 +11,7 @@ from sglang_instrument.cli.profile_tables import ANSWER as ANSWER
 from sglang_instrument.cli.profile_tables import TABLES as TABLES
 from sglang_instrument.config import PREFIX
 from sglang_instrument.errors import ConfigError, InstrumentError
+from sglang_instrument.plain_text import listed
 
 if TYPE_CHECKING:
     from sglang_instrument.profilers.options import ProfileOptions
@@ -33,6 +34,7 @@ status    after `start`: which engines they are, what was started from here, whi
 Exit code 1 if a worker failed; its row tells why. docs/how-to/profiling.md explains vLLM, nsys, and how to
 profile chosen steps of a run (SGLANG_INSTRUMENT_PROFILE_STEPS=5-7)."""
 
+_MOST_NAMED: Final = 64  # addresses
 ACTIONS: Final = ("start", "stop", "status", "check", "capture")
 
 
@@ -64,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--max-new-tokens", type=int, metavar="N", help="capture: tokens of such a request")
     how.add_argument("--timeout", type=float, metavar="SEC", help="for each worker (start 60, stop 1800)")
     how.add_argument("--retries", type=int, default=1, metavar="N", help="if nothing listens (%(default)s)")
-    how.add_argument("--api-key", metavar="KEY", help=f"admin key of the servers; or {PREFIX}API_KEY")
+    how.add_argument("--api-key", metavar="KEY", help=f"admin key of typed addresses; or {PREFIX}API_KEY")
     how.add_argument(
         "--force", action="store_true", help="start even if a profiler runs that was started here"
     )
@@ -135,6 +137,7 @@ def _workers(args: argparse.Namespace, *, may_lack: bool) -> list[EngineWorker]:
                 if may_lack:
                     continue
                 raise
+            _demand_typed(args, path, more_routers, more_urls)
             routers += more_routers
             # The router lists the same servers under their current addresses.
             urls += [] if more_routers else more_urls
@@ -148,6 +151,25 @@ def _workers(args: argparse.Namespace, *, may_lack: bool) -> list[EngineWorker]:
         unique.setdefault(worker.url, worker.healthy)
     all_ = [EngineWorker(number, url, healthy) for number, (url, healthy) in enumerate(unique.items())]
     return _chosen(all_, args.workers)
+
+
+def _demand_typed(args: argparse.Namespace, path: Path, routers: list[str], urls: list[str]) -> None:
+    """Refuse to send the admin key to an address that only a log names: a reply of the model may stand in it.
+
+    Raises:
+        WorkersError: There is a key, and the log names an address that the user did not type.
+    """
+    from sglang_instrument.profilers.workers import WorkersError, same_address
+
+    typed = {same_address(address) for address in (*args.router_url, *args.worker_url)}
+    named = [address for address in routers or urls if same_address(address) not in typed]
+    if args.api_key and named:
+        what = "router" if routers else "worker"
+        raise WorkersError(
+            f"{path} names {what}{'s' * (len(named) > 1)} {listed(named, _MOST_NAMED)}; an admin key goes only "
+            f"to addresses that you type: give the right ones by --{what}-url, or leave --api-key and "
+            f"{PREFIX}API_KEY out"
+        )
 
 
 def _chosen(workers: list[EngineWorker], wanted: str | None) -> list[EngineWorker]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from datetime import date, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +36,8 @@ DuckDB runs the query and reads these tables only: no other files, no network, n
 --json prints {"folder", "rows": [{COLUMN: value}]}"""
 
 _SHOWN: Final = 200  # rows
+_FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins so
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", metavar="RUN", type=Path, help=f"{select.LOGS_HELP}, or a dataset of export")
     parser.add_argument("query", metavar="QUERY", help="one SELECT, in quotes")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--csv", action="store_true", help="print all rows as CSV, control characters as \\x1b")
+    form.add_argument(
+        "--csv",
+        action="store_true",
+        help="print all rows as CSV; control characters as \\x1b, and ' before text that begins like a formula",
+    )
     form.add_argument("--json", action="store_true", help="print all rows as JSON")
     form.add_argument("--parquet", type=Path, metavar="FILE", help="write all rows to this new file")
 
@@ -79,10 +86,25 @@ def run(args: argparse.Namespace) -> int:
 def _print_csv(rows: pl.DataFrame) -> None:
     import polars as pl
 
-    texts = pl.col(pl.String).map_elements(plain, return_dtype=pl.String)
-    safe = rows.rename({name: plain(name) for name in rows.columns}).with_columns(texts)
+    # CSV has no lists, structs or bytes.
+    others = [name for name, kind in rows.schema.items() if kind.is_nested() or kind == pl.Binary]
+    texts = [
+        pl.Series(name, [None if value is None else str(value) for value in rows[name].to_list()], pl.String)
+        for name in others
+    ]
+    safe = (
+        rows.with_columns(texts)
+        .rename({name: _inert(name) for name in rows.columns})
+        .with_columns(pl.col(pl.String).map_elements(_inert, return_dtype=pl.String))
+    )
     for line in safe.write_csv().rstrip("\n").split("\n"):
         say(line)
+
+
+def _inert(text: str) -> str:
+    """Return text that no terminal obeys and no spreadsheet computes, as it would =HYPERLINK(...)."""
+    is_formula = text.startswith(_FORMULAS) and not _NUMBER.fullmatch(text)
+    return f"'{plain(text)}" if is_formula else plain(text)
 
 
 def _print(name: str, rows: pl.DataFrame) -> None:

@@ -6,6 +6,8 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
+from sglang_instrument.plain_text import plain
+
 PREFIX: Final = "sglang_instrument_"
 _UNITS: Final = ("seconds", "bytes", "watts", "hertz", "ratio")
 
@@ -14,11 +16,11 @@ Value = tuple[tuple[str, ...], float | None]
 
 
 def gauge(name: str, text: str, labels: tuple[str, ...], values: Iterable[Value]) -> Metric:
-    """Return a gauge; what is not known has no sample."""
+    """Return a gauge, its labels without control characters; what is not known has no sample."""
     family = GaugeMetricFamily(PREFIX + name, text, labels=labels, unit=unit_of(name))
     for names, value in values:
         if value is not None:
-            family.add_metric(names, float(value))
+            family.add_metric([plain(label) for label in names], float(value))
     return family
 
 

@@ -16,6 +16,7 @@ from sglang_instrument.live.serving.counters import LABELS, Counters, Series, pr
 from sglang_instrument.live.serving.families import PREFIX, gauge, unit_of
 from sglang_instrument.live.serving.gauges import of_gpus, of_schedulers
 from sglang_instrument.live.state import KINDS, Snapshot, StepDone, StepNow, WorkerNow
+from sglang_instrument.plain_text import plain
 
 _PROCESS: Final = ("role", "worker", "server")
 _STATES: Final = ("runs", "waits", "hangs", "dead", "ended")
@@ -63,7 +64,7 @@ class RunMetrics(Collector):
 
 def _of_run(snapshot: Snapshot) -> Iterator[Metric]:
     run = InfoMetricFamily(f"{PREFIX}run", "The run that is followed.")
-    run.add_metric([], {"logs": snapshot.logs, "run_id": snapshot.run_id or ""})
+    run.add_metric([], {"logs": plain(snapshot.logs), "run_id": plain(snapshot.run_id or "")})
     yield run
     runs = snapshot.waiting is None and snapshot.ended is None
     yield gauge("running", "Whether the run runs.", (), [((), float(runs))])
@@ -156,7 +157,11 @@ def _counters(served: Mapping[Series, float]) -> Iterator[Metric]:
         name: CounterMetricFamily(PREFIX + name, text, labels=LABELS[name], unit=unit_of(name))
         for name, text in _COUNTERS.items()
     }
+    values: dict[Series, float] = {}
     for (name, *labels), value in served.items():
         if name in families and len(labels) == len(LABELS[name]):
-            families[name].add_metric(labels, value)
+            series = (name, *map(plain, labels))
+            values[series] = values.get(series, 0) + value  # names that differ in control characters alone
+    for (name, *labels), value in values.items():
+        families[name].add_metric(labels, value)
     yield from families.values()

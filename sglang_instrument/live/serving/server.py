@@ -21,7 +21,7 @@ from sglang_instrument.live.serving.metrics import RunMetrics
 from sglang_instrument.live.serving.page import POLICY, page_of
 from sglang_instrument.live.state import Problem, Snapshot
 from sglang_instrument.live.state import as_json as plain_values
-from sglang_instrument.plain_text import plain
+from sglang_instrument.plain_text import plain, plain_json
 
 _MOST_CLIENTS: Final = 32  # at once; others are turned away
 _CLIENT_SEC: Final = 10.0  # then a client is cut off, however it keeps the connection busy
@@ -109,7 +109,7 @@ class LiveServer(ThreadingHTTPServer):
     def now(self, _: str) -> Answer:
         """Return the snapshot as JSON, as `watch --once --json` prints it."""
         kind = "application/json"
-        return kind, self._once("/api/now", kind, lambda: as_json(plain_values(self.snapshot())))
+        return kind, self._once("/api/now", kind, lambda: _as_plain_json(self.snapshot()))
 
     def _once(self, path: str, kind: str, make: Callable[[], bytes]) -> bytes:
         """Return an answer made just now: many clients cost as much as one."""
@@ -151,6 +151,11 @@ class LiveServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of clients that vanish."""
+
+
+def _as_plain_json(snapshot: Snapshot) -> bytes:
+    """Return a snapshot as JSON that a terminal may show: curl prints it as it is."""
+    return plain_json(as_json(plain_values(snapshot)).decode()).encode()
 
 
 class _Client(BaseHTTPRequestHandler):

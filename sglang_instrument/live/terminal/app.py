@@ -23,6 +23,7 @@ from sglang_instrument.live.terminal.screens import (
     VerdictScreen,
     WorkerScreen,
 )
+from sglang_instrument.plain_text import plain
 
 _DRAW_SEC: Final = 1.0
 _PROBLEMS: Final = 5  # lines
@@ -167,27 +168,27 @@ def _height(text: Text, width: int) -> int:
 
 def _head(snapshot: Snapshot) -> Text:
     run = f"{snapshot.logs}" + ("" if snapshot.run_id is None else f" (run {snapshot.run_id})")
-    text = Text(f"{run}\n", "dim")
-    text.append(words.headline(snapshot), "bold")
+    text = Text(f"{plain(run)}\n", "dim")
+    text.append(plain(words.headline(snapshot)), "bold")
     step = snapshot.step
     if step is not None and not step.is_over:
         text.append("\n")
         text.append(words.bar(step, _BAR), "green")
-        text.append(f" {words.where(step.open)}")
+        text.append(f" {plain(words.where(step.open))}")
         if said := words.forecast(step):
-            text.append(f"\n{said}", "cyan")
+            text.append(f"\n{plain(said)}", "cyan")
     if snapshot.ended is None:
         for line in filter(None, (gauge_words.schedulers_line(snapshot), gauge_words.gpus_line(snapshot))):
-            text.append(f"\n{line}", "dim")
+            text.append(f"\n{plain(line)}", "dim")
     if snapshot.ended is not None:
-        text.append(f"\nended: {snapshot.ended}", "bold yellow")
+        text.append(f"\nended: {plain(snapshot.ended)}", "bold yellow")
     if snapshot.behind_sec > 3:
         text.append(f"\nreading is {words.duration(snapshot.behind_sec)} behind", "yellow")
     return text
 
 
 def _problems(snapshot: Snapshot) -> Text:
-    lines = [words.problem(problem, snapshot.until_us) for problem in snapshot.problems]
+    lines = [plain(words.problem(problem, snapshot.until_us)) for problem in snapshot.problems]
     if len(lines) > _PROBLEMS:
         lines = [*lines[: _PROBLEMS - 1], f"{len(lines) - _PROBLEMS + 1} more problems"]
     return Text("\n".join(lines), "bold red")
@@ -207,7 +208,7 @@ def _ledger(snapshot: Snapshot, width: int) -> Text:
     took = "" if last.duration_sec is None else f" took {words.duration(last.duration_sec)}"
     text = Text(f"what the last steps were spent on; step {last.step}{took}{late}", "dim")
     for part, line, sec in rows:
-        text.append(f"\n{part:>24} ", "")
+        text.append(f"\n{plain(part):>24} ", "")
         text.append(line, "blue")
         text.append(f" {words.duration(sec)}")
     return text

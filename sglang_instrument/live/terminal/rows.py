@@ -13,6 +13,8 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from sglang_instrument.plain_text import plain
+
 _GAP: Final = 2  # spaces between columns
 _HEADER: Final = Style(bold=True, underline=True)
 _CURSOR: Final = Style(reverse=True)
@@ -21,11 +23,15 @@ _WIDEST: Final = 40  # characters of a cell
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows; numbers stand on the right."""
+    """What a cell shows, without control characters; numbers stand on the right."""
 
     text: str
     style: str = ""
     right: bool = False
+
+    def __post_init__(self) -> None:
+        """Escape control characters: textual writes them to the terminal as they are."""
+        object.__setattr__(self, "text", plain(self.text))
 
 
 Row = tuple[Cell, ...]

@@ -15,6 +15,7 @@ from textual.widgets import Footer, Static
 from sglang_instrument.live import gauge_words, words
 from sglang_instrument.live.state import OpenRequest, Snapshot, StepNow
 from sglang_instrument.live.terminal import details
+from sglang_instrument.plain_text import plain
 
 _DRAW_SEC: Final = 0.5
 _EVENTS: Final = 15
@@ -58,13 +59,13 @@ class ToldScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """Make the box."""
         with VerticalScroll(id="box") as box:
-            box.border_title = Text(self.title_of_box).markup
+            box.border_title = Text(plain(self.title_of_box)).markup
             yield Static(id="told")
         yield Footer()
 
     def tell(self, lines: Iterable[str] | Text) -> None:
         """Fill the box."""
-        text = lines if isinstance(lines, Text) else Text("\n".join(lines))
+        text = lines if isinstance(lines, Text) else Text("\n".join(map(plain, lines)))
         self.query_one("#told", Static).update(text)
 
 

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.plain_text import plain_lines
 from sglang_instrument.report.html.numbers import count, decimal, percent, seconds, short_bytes, short_count
 from sglang_instrument.report.palette import COLOURED, PART_COLOURS, as_css, part_of
 
@@ -83,6 +84,7 @@ def _templates() -> Environment:
         loader=PackageLoader("sglang_instrument.report.html"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_without_controls,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -95,6 +97,11 @@ def _templates() -> Environment:
         "short_count": short_count,
     }
     return pages
+
+
+def _without_controls(value: Any) -> Any:
+    """Escape control characters in a value of a template: marks of writing direction reorder a whole line."""
+    return plain_lines(value) if type(value) is str else value
 
 
 def _packed(raw: bytes) -> str:
