@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from pathlib import Path
 
+_MOST_RATIO = 500  # of unpacked bytes; logs have 10 to 30
+_ANY_RATIO_BYTES = 2**28  # up to so many may be packed in any way
+
 
 def demand_regular(path: str | os.PathLike[str]) -> None:
     """Raise unless a path is a regular file, or a link to one.
@@ -50,6 +53,16 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int = 64 * 2**20) -> 
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", os.fspath(path))
         return file.read()
+
+
+def demand_plausible(unpacked_bytes: int, packed_bytes: int) -> None:
+    """Raise if compressed bytes stand for many more than any log has: a few could fill the memory.
+
+    Raises:
+        OSError: They do.
+    """
+    if unpacked_bytes > max(_ANY_RATIO_BYTES, _MOST_RATIO * packed_bytes):
+        raise OSError(errno.EFBIG, f"it unpacks to more than {_MOST_RATIO} times its bytes")
 
 
 def write_anew(path: Path, content: bytes) -> None:

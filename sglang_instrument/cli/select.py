@@ -142,7 +142,8 @@ def steps_of(run: Run, args: argparse.Namespace, digest: Digest | None = None) -
     Raises:
         LogError: There is no such step or worker. The message names the nearest.
     """
-    rows = (run.digest if digest is None else digest).steps
+    asked = run.digest if digest is None else digest
+    rows = asked.requests if asked.steps.is_empty() else asked.steps  # of a dump without times
     steps = steps_among(run.name, rows, args) if args.step else None
     worker = getattr(args, "worker", None)
     if worker is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from sglang_instrument.errors import LogError
-from sglang_instrument.regular_files import open_regular
+from sglang_instrument.regular_files import demand_plausible, open_regular
 from sglang_instrument.traces.events import Singly, TraceEvent, decoded, last_begin
 
 PIECE_BYTES: Final = 2**18  # decoded at once: its events fit into the processor's cache
@@ -86,6 +86,7 @@ def _pieces(raw: BinaryIO, header: Header) -> Iterator[bytes]:
     # Not gzip.open(): at the end of a truncated file, it drops what it has decompressed.
     unpack = zlib.decompressobj(wbits=_GZIP_BITS)
     begun = False
+    unpacked_bytes = 0
     while packed := raw.read(_PACKED_BYTES):
         while packed:
             try:
@@ -94,6 +95,8 @@ def _pieces(raw: BinaryIO, header: Header) -> Iterator[bytes]:
                 header.truncated = True
                 return
             begun = True
+            unpacked_bytes += len(piece)
+            demand_plausible(unpacked_bytes, raw.tell())
             if piece:
                 yield piece
             packed = unpack.unconsumed_tail

@@ -194,7 +194,19 @@ def _read_requests(run: Run, files: Sequence[File] | None, ahead_us: Mapping[str
     others = [file for file in files if file.place is not None and file not in logs_of_engines]
     _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us)
     rows = [row for request in requests.values() if (row := request.row())["start_us"] is not None]
+    _name_servers(rows)
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+
+
+def _name_servers(rows: Sequence[dict[str, Any]]) -> None:
+    """Give requests that only a scheduler logged the server of its other requests, if these have one."""
+    servers: dict[str, set[str]] = {}
+    for row in rows:
+        if row["server"] is not None and row["scheduler"] is not None:
+            servers.setdefault(row["scheduler"], set()).add(row["server"])
+    for row in rows:
+        if row["server"] is None and len(known := servers.get(row["scheduler"], set())) == 1:
+            (row["server"],) = known
 
 
 def _collect(

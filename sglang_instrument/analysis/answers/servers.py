@@ -69,9 +69,10 @@ def window_rows(run: Run, window_sec: float | None = None) -> list[dict[str, Any
     pause = _pause(requests["idle_sec"])
     if window_sec is None and pause is None:
         cut_by, window_sec = "fixed", _usual_length(requests)
-    begins = (pl.col("idle_sec") >= pause).fill_null(value=False).cum_sum()
     if window_sec is not None:
         begins = (pl.col("start_us") - pl.col("start_us").min()) // max(1, int(window_sec * 1e6))
+    else:
+        begins = (pl.col("idle_sec") >= pause).fill_null(value=False).cum_sum()
     rows = []
     for number, (_, of_window) in enumerate(
         requests.with_columns(of=begins).group_by("of", maintain_order=True), 1

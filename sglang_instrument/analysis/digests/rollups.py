@@ -12,6 +12,7 @@ from sglang_instrument.analysis.digests.attempts import (
 from sglang_instrument.analysis.digests.implied_requests import with_implied
 from sglang_instrument.analysis.digests.samples import sample_rows
 from sglang_instrument.analysis.digests.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
+from sglang_instrument.analysis.digests.untimed import with_untimed
 from sglang_instrument.analysis.digests.weight_versions import VERSIONS, with_versions
 from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.schema import PHASES
@@ -158,7 +159,7 @@ def _requests(
         by_request = later.group_by(of_step).agg(later=pl.col("reward").last())
         requests = known.join(by_request, on=of_step, how="left").drop("source", "step", "validate")
         requests = requests.with_columns(reward=pl.coalesce("reward", "later"))
-    return requests.sort("place", "start_us", "request_id")
+    return with_untimed(requests, records, places).sort("place", "start_us", "request_id")
 
 
 def _with_facts_of_turns(

@@ -12,16 +12,19 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.foreign.stores.engine_call_texts import EngineCall, EngineCallTexts
-from sglang_instrument.analysis.reading.records.decoding import fitting
+from sglang_instrument.analysis.reading.records.decoding import fitting, loaded
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular, read_regular
 
-_MOST_BYTES: Final = 2**30  # of one traces.json
+_MOST_BYTES: Final = 2**28  # of one traces.json, which has one sample
+_MOST_LENIENT_BYTES: Final = 2**20  # of one that is decoded by json
+_MOST_CONTENT_BYTES: Final = 2**26  # of a span, or of the spans in memory at once
+_ROW_BYTES: Final = 8  # a span has more
 _TAG_BYTES: Final = 4096
 _DATABASE: Final = b"SQLite format 3\0"
 _TRACES: Final = "traces.json"
 _TAGS: Final = ("step", "sample_index", "rollout_n", "validate")
-_ROWS: Final = 500  # taken from a database at once: each call of the engine holds its prompt
+_ROWS: Final = 500  # in memory at once: each call of the engine holds its prompt
 # Only calls of the engine have values that we use. SQLite lets any column hold any type.
 _SPANS: Final = """
 select cast(trace_id as blob), cast(span_id as blob), cast(parent_span_id as blob), cast(name as blob),
@@ -35,8 +38,16 @@ _SELECT_TAGS: Final = """
 select cast(request_id as blob), cast(key as blob), cast(value as blob) from trace_tags
 where key in ('step', 'sample_index', 'rollout_n', 'validate')
 """
+# A virtual table or a view could compute for ever, and a generated column gigabytes.
 _TABLES: Final = """
-select count(*) from sqlite_master where type = 'table' and name in ('spans', 'trace_tags')
+select count(*) from sqlite_master
+where type = 'table' and name in ('spans', 'trace_tags') and sql like 'create table%'
+"""
+_GENERATED: Final = """
+select name from pragma_table_xinfo(?) where hidden = 2 and name in (
+    'trace_id', 'span_id', 'parent_span_id', 'name', 'status', 'start_time_unix_nano', 'end_time_unix_nano',
+    'content', 'request_id', 'key', 'value'
+)
 """
 #: Columns of spans. Times are Unix nanoseconds; the last columns are those of `EngineCall`.
 SPANS: Final[dict[str, Any]] = {
@@ -54,15 +65,14 @@ SPANS: Final[dict[str, Any]] = {
     "sample": pl.String,
 }
 _OF_CALL: Final = len(EngineCall._fields)
-_IN_DATABASE: Final = EngineCallTexts(b'\\"')
-_IN_FILE: Final = EngineCallTexts(b'"')
+_IN_JSON: Final = EngineCallTexts(b'\\"')
 TAGS: Final[dict[str, Any]] = {"trace": pl.String, "key": pl.String, "value": pl.String}
 _Tables = tuple[pl.DataFrame, pl.DataFrame]
 
 
 class _MlflowAttributes(msgspec.Struct, gc=False):
-    inputs: Any = msgspec.field(name="mlflow.spanInputs", default=None)
-    outputs: Any = msgspec.field(name="mlflow.spanOutputs", default=None)
+    inputs: msgspec.Raw = msgspec.field(name="mlflow.spanInputs", default=msgspec.Raw(b"null"))
+    outputs: msgspec.Raw = msgspec.field(name="mlflow.spanOutputs", default=msgspec.Raw(b"null"))
 
 
 class _Status(msgspec.Struct, gc=False):
@@ -85,7 +95,15 @@ class _MlflowFile(msgspec.Struct, gc=False):
     spans: list[_MlflowSpan]
 
 
+class _RawFile(msgspec.Struct, gc=False):
+    """The same, with spans that may hold a wrong value."""
+
+    spans: list[msgspec.Raw]
+
+
 _FILE: Final = msgspec.json.Decoder(_MlflowFile)
+_RAW_FILE: Final = msgspec.json.Decoder(_RawFile)
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _INVALID: Final = (ValueError, TypeError, KeyError, msgspec.MsgspecError, RecursionError)
 
 
@@ -112,18 +130,62 @@ def read_spans(path: Path) -> Iterator[_Tables]:
         return
     try:
         with closing(_connect(path)) as connection:
+            _demand_stored(connection)
             connection.text_factory = bytes
-            yield pl.DataFrame(schema=SPANS), _tags(connection.execute(_SELECT_TAGS).fetchall())
-            cursor = connection.execute(_SPANS)
-            while rows := cursor.fetchmany(_ROWS):
-                yield _spans(rows), pl.DataFrame(schema=TAGS)
+            size = _limited(connection, path)
+            for tags in _portions(connection.execute(_SELECT_TAGS), size):
+                yield pl.DataFrame(schema=SPANS), _tags(tags)
+            for spans in _portions(connection.execute(_SPANS), size):
+                yield _spans(spans), pl.DataFrame(schema=TAGS)
     except sqlite3.Error as error:
         raise LogError(f"not a readable database of MLflow: {error}") from None
 
 
+def _demand_stored(connection: sqlite3.Connection) -> None:
+    """Raise if a column that is read is computed, and not stored: a few bytes would stand for gigabytes."""
+    for table in ("spans", "trace_tags"):
+        for (name,) in connection.execute(_GENERATED, (table,)):
+            raise LogError(f"its column {table}.{name} is computed, which MLflow's is not")
+
+
+def _limited(connection: sqlite3.Connection, path: Path) -> int:
+    """Let no value be longer than the file, where Python can, and return how many bytes that has."""
+    log = path.with_name(f"{path.name}-wal")  # what was not yet moved into the file itself
+    size = path.stat().st_size + (log.stat().st_size if log.is_file() else 0)
+    if hasattr(connection, "setlimit"):  # from Python 3.11 on
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(size, 2**30))
+    return size
+
+
+def _portions(cursor: sqlite3.Cursor, size: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield rows, some at a time.
+
+    Args:
+        cursor: Yields the rows.
+        size: Bytes of the file. Its pages may refer to one another so that few bytes are many rows.
+
+    Raises:
+        LogError: The rows have more bytes than the file.
+    """
+    rows: list[tuple[Any, ...]] = []
+    read_bytes = portion_bytes = 0
+    for row in cursor:
+        row_bytes = _ROW_BYTES + sum(len(value) for value in row if isinstance(value, bytes))
+        read_bytes += row_bytes
+        if read_bytes > size:
+            raise LogError(f"its rows have more than the {size:,} bytes of the file")
+        if rows and (len(rows) == _ROWS or portion_bytes + row_bytes > _MOST_CONTENT_BYTES):
+            yield rows
+            rows, portion_bytes = [], 0
+        rows.append(row)
+        portion_bytes += row_bytes
+    if rows:
+        yield rows
+
+
 def _spans(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
     columns = list(zip(*rows, strict=True))
-    calls = list(map(_IN_DATABASE.call_of, columns.pop()))
+    calls = list(map(_IN_JSON.call_of, columns.pop()))
     names = list(SPANS)
     of_spans = [_column(name, values) for name, values in zip(names, columns, strict=False)]
     of_calls = zip(names[-_OF_CALL:], zip(*calls, strict=True), strict=True)
@@ -163,7 +225,7 @@ def _of_file(path: Path) -> _Tables:
             span.status.code,
             span.start_time_unix_nano,
             span.end_time_unix_nano,
-            *_IN_FILE.call_of(_text(span) if span.name.endswith(".generate") else None),
+            *_IN_JSON.call_of(_text(span) if span.name.endswith(".generate") else None),
         )
         for span in spans
         if abs(span.start_time_unix_nano) < 2**62 and abs(span.end_time_unix_nano or 0) < 2**62
@@ -176,17 +238,40 @@ def _of_file(path: Path) -> _Tables:
 
 
 def _text(span: _MlflowSpan) -> bytes:
-    return f"{span.attributes.inputs} {span.attributes.outputs}".encode("utf-8", "replace")
+    return b"%b %b" % (bytes(span.attributes.inputs), bytes(span.attributes.outputs))
 
 
 def _spans_of(raw: bytes) -> list[_MlflowSpan]:
     try:
         return _FILE.decode(raw).spans
     except _INVALID:
-        listed = json.loads(raw)["spans"]
-        spans = [fitting(_MlflowSpan, fields) for fields in listed if isinstance(fields, dict)]
+        spans = [_fields_of(span) for span in _RAW_FILE.decode(_valid(raw)).spans]
         needed = {"span_id", "name", "start_time_unix_nano"}
         return [_MlflowSpan(**fields) for fields in spans if needed <= fields.keys()]
+
+
+def _valid(raw: bytes) -> bytes:
+    """Return JSON without NaN, which Python writes and JSON has not; of a large file, as it is."""
+    if len(raw) > _MOST_LENIENT_BYTES:  # each list of two bytes becomes an object
+        return raw
+    return json.dumps(json.loads(raw, parse_constant=lambda _: None)).encode()
+
+
+def _fields_of(span: msgspec.Raw) -> dict[str, Any]:
+    """Return those fields of a span that have the right type."""
+    try:
+        fields = _FIELDS.decode(span)
+    except _INVALID:
+        return {}
+    valid = {}
+    for field in msgspec.structs.fields(_MlflowSpan):
+        if field.encode_name in fields:
+            try:
+                valid[field.name] = msgspec.json.decode(fields[field.encode_name], type=field.type)
+            except _INVALID:
+                text = bytes(fields[field.encode_name])[:_MOST_LENIENT_BYTES]
+                valid |= fitting(_MlflowSpan, {field.encode_name: loaded(text)}) if text[:1] == b'"' else {}
+    return valid
 
 
 def _tag(path: Path) -> str | None:

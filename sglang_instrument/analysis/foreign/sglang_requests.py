@@ -78,7 +78,7 @@ def read(paths: Sequence[Path]) -> ForeignLog:
 
     Each folder is a worker; of a single folder, each rank of the server's data parallelism.
     """
-    log = ForeignLog(pl.DataFrame(), [], list(_CANNOT_SHOW))
+    log = ForeignLog(pl.DataFrame(), [], list(_CANNOT_SHOW), workers_are_servers=True)
     folders = {folder: number for number, folder in enumerate(sorted({path.parent for path in paths}))}
     tables = [
         _table(requests, folders[path.parent])

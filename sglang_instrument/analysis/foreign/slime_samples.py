@@ -1,12 +1,15 @@
 """Convert the samples of slime's dumps into Structs; a field of another type is lost alone."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from sglang_instrument.analysis.foreign.records.rows import is_whole
 from sglang_instrument.analysis.reading.records.decoding import fitting
 from sglang_instrument.analysis.reading.records.lines import Integer, Rejects
+from sglang_instrument.errors import LogError
+
+_LEAST_BYTES: Final = 8  # of a pickle, for a sample or an event of it
 
 
 class SampleAttributes(msgspec.Struct, gc=False):
@@ -36,6 +39,13 @@ class SampleTrace(msgspec.Struct, gc=False):
     events: list[SampleEvent]
 
 
+class PrefixCache(msgspec.Struct, gc=False):
+    """What slime and Miles sum up of the prompts of a sample's calls."""
+
+    total_prompt_tokens: Integer | None = None
+    cached_tokens: Integer | None = None
+
+
 class Sample(msgspec.Struct, gc=False):
     """A sample, as far as we use it."""
 
@@ -46,6 +56,15 @@ class Sample(msgspec.Struct, gc=False):
     response_length: Integer | None = None
     status: str | None = None
     weight_versions: list[str | Integer] | None = None
+    prefix_cache_info: PrefixCache | None = None
+
+    @property
+    def prompt_tokens(self) -> tuple[int | None, int | None]:
+        """The tokens of its prompts, and those in a cache; None where its trace tells, or nothing does."""
+        told = self.prefix_cache_info
+        if told is None or not told.total_prompt_tokens or (self.trace is not None and self.trace.events):
+            return None, None
+        return told.total_prompt_tokens, told.cached_tokens
 
     @property
     def reward_or_none(self) -> float | None:
@@ -55,6 +74,22 @@ class Sample(msgspec.Struct, gc=False):
 
 
 _INVALID = (msgspec.ValidationError, RecursionError, TypeError, UnicodeError)
+
+
+def demand_written_out(listed: list[Any], pickled_bytes: int) -> None:
+    """Raise if a dump's samples, events and versions are more than its bytes hold: a pickle may repeat one.
+
+    Raises:
+        LogError: They are.
+    """
+    count = len(listed)
+    for item in listed:
+        if isinstance(item, dict):
+            trace, versions = item.get("trace"), item.get("weight_versions")
+            events = trace.get("events") if isinstance(trace, dict) else None
+            count += sum(len(many) for many in (events, versions) if isinstance(many, list))
+    if count * _LEAST_BYTES > pickled_bytes:
+        raise LogError(f"it repeats its samples or events: {count:,} in {pickled_bytes:,} bytes")
 
 
 def samples_of(listed: list[Any], rejects: Rejects) -> list[Sample]:

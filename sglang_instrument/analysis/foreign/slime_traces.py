@@ -1,7 +1,8 @@
-"""Read the traces in slime's dumps of rollout data: `--save-debug-rollout-data .../rollout_{rollout_id}.pt`.
+"""Read slime's and Miles' dumps of rollout data: `--save-debug-rollout-data .../rollout_{rollout_id}.pt`.
 
 `slime/observability/trace_utils.py` makes a trace of each sample: a list of events, of which "span_start" and
-"span_end" with one `span_id` are a span.
+"span_end" with one `span_id` are a span. A sample without a trace, as of Miles and of older versions, tells
+its length, reward, status and versions of the weights, and no time: an instant event when it was dumped.
 """
 
 from collections.abc import Sequence
@@ -11,17 +12,22 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.foreign.records.rows import ForeignLog, as_us, is_whole, texts, to_rows
-from sglang_instrument.analysis.foreign.slime_samples import Sample, SampleEvent, samples_of
+from sglang_instrument.analysis.foreign.slime_samples import (
+    Sample,
+    SampleEvent,
+    demand_written_out,
+    samples_of,
+)
 from sglang_instrument.analysis.foreign.stores.torch_files import is_torch_file, read_torch
 from sglang_instrument.errors import LogError
 
-NAME: Final = "slime's rollout traces"
+NAME: Final = "rollout dumps of slime and Miles"
 FILES: Final = "rollout_N.pt of --save-debug-rollout-data"
 _CANNOT_SHOW: Final = [
     "what the trainer does between rollouts, and weight updates",
     "samples that slime dropped, and who waited for whom: one process runs all requests",
 ]
-_UNTRACED: Final = "{count:,} samples without a trace"
+_UNTRACED: Final = "times of {count:,} samples, which have no trace; their lengths count the replies of tools"
 _OPEN: Final = "{count:,} spans that did not end"
 _REQUEST: Final = "async_rollout_request_complete"
 _CALL: Final = "turn_engine_call"
@@ -37,7 +43,7 @@ _EVENTS: Final = {
 }
 #: The phase of a span of the user's own, by a word in its name.
 _WORDS: Final = {"tool": "tool", "reward": "reward", "verif": "reward", "sglang_pd": "engine"}
-_FINISHED: Final = {"completed": "stop", "truncated": "length", "aborted": "abort"}
+_FINISHED: Final = {"completed": "stop", "truncated": "length", "aborted": "abort", "failed": "failed"}
 _SAMPLE: Final[dict[str, Any]] = {
     "step": pl.Int64,
     "validate": pl.Boolean,
@@ -48,6 +54,9 @@ _SAMPLE: Final[dict[str, Any]] = {
     "status": pl.String,
     "first_weight_version": pl.String,
     "weight_version": pl.String,
+    "prompt_tokens": pl.Int64,
+    "cached_tokens": pl.Int64,
+    "dumped_us": pl.Int64,
 }
 _SPAN: Final[dict[str, Any]] = {
     "sample": pl.UInt32,
@@ -76,14 +85,18 @@ def read(paths: Sequence[Path]) -> ForeignLog:
     for path in paths:
         log.files.append(path)
         try:
-            dump = read_torch(path)
+            dump, pickled_bytes = read_torch(path)
+            if isinstance(dump, dict) and isinstance(dump.get("samples"), list):
+                demand_written_out(dump["samples"], pickled_bytes)
         except (OSError, LogError) as error:
             log.unreadable[path.name] = str(error)
             continue
         if isinstance(dump, dict) and isinstance(dump.get("samples"), list):
             rollout = dump.get("rollout_id")
             step = rollout if is_whole(rollout) else None
-            traces.add(samples_of(dump["samples"], log.rejects), step, validate="eval_" in path.stem)
+            dumped_us = path.stat().st_mtime_ns // 1000
+            samples = samples_of(dump["samples"], log.rejects)
+            traces.add(samples, step, dumped_us, validate="eval_" in path.stem)
         else:
             log.unreadable[path.name] = "not a dump of slime's rollout data: it has no list `samples`"
     log.rows = to_rows(_rows(traces))
@@ -107,16 +120,16 @@ class _Traces:
         self.spans: _Lists = {name: [] for name in _SPAN}
         self.untraced = self.open = 0
 
-    def add(self, samples: Sequence[Sample], step: int | None, validate: bool) -> None:
+    def add(self, samples: Sequence[Sample], step: int | None, dumped_us: int, validate: bool) -> None:
         """Add the samples of a file."""
         begun = len(self.samples["step"])
-        traced = [sample for sample in samples if sample.trace is not None and sample.trace.events]
-        self.untraced += len(samples) - len(traced)
-        self._add_samples(traced, step, validate)
+        self.untraced += sum(sample.trace is None or not sample.trace.events for sample in samples)
+        self._add_samples(samples, step, validate)
+        self.samples["dumped_us"] += [dumped_us] * len(samples)
         # One comprehension per column: much faster than one loop over the events.
         events = [
             (number, event)
-            for number, sample in enumerate(traced, begun)
+            for number, sample in enumerate(samples, begun)
             for event in (sample.trace.events if sample.trace is not None else ())
         ]
         ends = {event.span_id: event for _, event in events if event.type == "span_end"}
@@ -147,6 +160,10 @@ class _Traces:
         lists["weight_version"] += [
             None if of_sample[-1] is None else str(of_sample[-1]) for of_sample in versions
         ]
+
+        prompts = [sample.prompt_tokens for sample in samples]
+        lists["prompt_tokens"] += [tokens for tokens, _ in prompts]
+        lists["cached_tokens"] += [tokens for _, tokens in prompts]
 
     def _add_spans(self, spans: Sequence[tuple[int, SampleEvent, SampleEvent | None]]) -> None:
         lists = self.spans
@@ -239,11 +256,11 @@ def _requests(spans: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     joined = joined.join(inner, on="sample", how="left", maintain_order="left")
     finished = pl.col("status").replace_strict(_FINISHED, default=None, return_dtype=pl.String)
     return joined.with_columns(
-        start_us=pl.coalesce("own_start", "start_us"),
+        start_us=pl.coalesce("own_start", "start_us", "dumped_us"),
         end_us=pl.coalesce("own_end", "end_us"),
-        turns=pl.col("turns").fill_null(0),
+        turns=pl.when(pl.coalesce("own_start", "start_us").is_not_null()).then(pl.col("turns").fill_null(0)),
         # `response_length` also counts the replies of tools.
         response_tokens=pl.coalesce("told", "response_length"),
         finish_reason=pl.coalesce("finish_reason", finished),
         event=pl.lit(_REQUEST),
-    ).drop("sample", "own_start", "own_end", "told", "response_length", "status")
+    ).drop("sample", "own_start", "own_end", "told", "response_length", "status", "dumped_us")

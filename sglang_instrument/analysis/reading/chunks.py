@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from sglang_instrument.errors import LogError
-from sglang_instrument.regular_files import open_regular
+from sglang_instrument.regular_files import demand_plausible, open_regular
 
 CHUNK_BYTES: Final = 512 * 1024  # the decoded lines of a chunk fit into the processor's cache
 _GZIP: Final = zlib.MAX_WBITS | 16  # of zlib's formats
@@ -103,6 +103,7 @@ class _GzipStream(io.RawIOBase):
         self._raw = raw
         self._decoder = zlib.decompressobj(_GZIP)
         self._rest = b""
+        self._unpacked_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -122,6 +123,8 @@ class _GzipStream(io.RawIOBase):
                 raise OSError(f"not a complete gzip file: {error}") from None
             self._rest = self._decoder.unconsumed_tail or self._decoder.unused_data
             if text:
+                self._unpacked_bytes += len(text)
+                demand_plausible(self._unpacked_bytes, self._raw.tell())
                 buffer[: len(text)] = text
                 return len(text)
 
@@ -137,15 +140,19 @@ class _ZstdStream(io.RawIOBase):
         self._raw = raw
         self._broken = zstandard.ZstdError
         self._stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        self._unpacked_bytes = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         try:
-            return int(self._stream.readinto(buffer))
-        except self._broken as error:
+            count = int(self._stream.readinto(buffer))
+        except (self._broken, MemoryError) as error:  # a frame may ask for a window of gigabytes
             raise OSError(f"not a complete zstd file: {error}") from None
+        self._unpacked_bytes += count
+        demand_plausible(self._unpacked_bytes, self._raw.tell())
+        return count
 
     def close(self) -> None:
         self._raw.close()

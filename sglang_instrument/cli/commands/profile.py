@@ -166,8 +166,8 @@ def _demand_typed(args: argparse.Namespace, path: Path, routers: list[str], urls
     if args.api_key and named:
         what = "router" if routers else "worker"
         raise WorkersError(
-            f"{path} names {what}{'s' * (len(named) > 1)} {listed(named, _MOST_NAMED)}; an admin key goes only "
-            f"to addresses that you type: give the right ones by --{what}-url, or leave --api-key and "
+            f"{path} names {what}{'s' * (len(named) > 1)} {listed(named, _MOST_NAMED)}; an admin key goes "
+            f"only to addresses that you type: give the right ones by --{what}-url, or leave --api-key and "
             f"{PREFIX}API_KEY out"
         )
 

@@ -124,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
     if calls.is_empty():
         print_line(f"{opened.name}{where}: no server is known")
     else:
-        print_rows(SERVERS, rows, title=f"{opened.name}{where}: {many}, {len(calls):,} engine calls")
+        what = "engine calls" if opened.tells_requests else "times in which a slot of a decoder was busy"
+        print_rows(SERVERS, rows, title=f"{opened.name}{where}: {many}, {len(calls):,} {what}")
     for line in filter(None, (balance_words(balanced), *affinity_words(conversations), *unknown)):
         print_line(line)
     if schedulers:

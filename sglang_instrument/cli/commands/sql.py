@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--csv",
         action="store_true",
-        help="print all rows as CSV; control characters as \\x1b, and ' before text that begins like a formula",
+        help="print all rows as CSV, control characters as \\x1b, with ' before what looks like a formula",
     )
     form.add_argument("--json", action="store_true", help="print all rows as JSON")
     form.add_argument("--parquet", type=Path, metavar="FILE", help="write all rows to this new file")

@@ -269,6 +269,12 @@ def _print_steps(opened: Run, validate: bool, chosen: list[int] | None, summary:
     if validate and not steps:
         print_line(f"{opened.name}: this run has no validation; without --validate: its training steps")
         return
+    if not steps and (untimed := opened.digest.requests.filter(validate=validate)["step"]).len():
+        print_line(
+            f"{opened.name}: {_many(len(untimed), 'request')} of {_many(untimed.n_unique(), 'step')} without "
+            "times: `lengths` and `requests` show their tokens, rewards, ends and versions of the weights"
+        )
+        return
     shown = _slowest_and_newest(steps) if chosen is None else steps
     spent, waits = _by_part(summary.spent, "step"), _by_part(summary.spent_by_workers, "step")
     requests = [row["requests"] for row in steps if row["requests"] is not None]

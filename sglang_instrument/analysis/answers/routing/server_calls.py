@@ -9,6 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, iter_records
 from sglang_instrument.analysis.answers.join import with_step
+from sglang_instrument.analysis.foreign.executor import ForeignExecutor
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 CONVERSATION: Final = ("step", "validate", "worker", "request_id")
 #: Ends with the name of the server that the client of verl chose for the next call.
 _CHOSEN: Final = "server_wait"
+_CALL: Final = "turn_engine_call"
 _TIMES: Final = ("queue_sec", "prefill_sec", "decode_sec")
 _SIZES: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 CALLS: Final[dict[str, Any]] = {
@@ -65,6 +67,8 @@ def server_calls(run: Run) -> pl.DataFrame:
 def _made(run: Run) -> pl.DataFrame:
     if run.is_dataset:
         return pl.DataFrame(schema=CALLS)
+    if isinstance(run.executor, ForeignExecutor) and run.executor.log.workers_are_servers:
+        return _of_servers(run.executor.log.rows)
     served = cached_engine_requests(run)
     alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run.digest, {})
     known = called.join(served, on="rid", how="left", maintain_order="left")
@@ -78,6 +82,21 @@ def _made(run: Run) -> pl.DataFrame:
     length_us = (pl.col("call_sec") * 1e6).cast(pl.Int64)
     calls = _named(calls).with_columns(end_us=pl.col("start_us") + length_us)
     return calls.select(pl.col(name).cast(kind) for name, kind in CALLS.items()).sort("start_us", "rid")
+
+
+def _of_servers(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls in a log of servers, each of which is a worker there; who called is not known."""
+    called = pl.col("event").cast(pl.String) == _CALL
+    calls = rows.filter(called & pl.col("duration_sec").is_not_null()).with_columns(
+        rid="request_id",
+        server=pl.format("server_{}", "worker"),
+        call_sec="duration_sec",
+        completion_tokens="response_tokens",
+        **dict.fromkeys(("worker", "request_id", "turn"), pl.lit(None)),
+    )
+    missing = [pl.lit(None).alias(name) for name in CALLS if name not in calls.columns]
+    calls = calls.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in CALLS.items())
+    return calls.sort("start_us", "rid")
 
 
 def _named(calls: pl.DataFrame) -> pl.DataFrame:

@@ -15,6 +15,7 @@ from sglang_instrument.schema import kind_of
 #: What every reader says of the requests that it made of records without steps.
 NO_STEPS: Final = "the trainer's steps: a step here is a stretch of work after {sec:g} s without any"
 _PLACE: Final = ("role", "worker", "step", "validate")
+_LONGEST_TEXT: Final = 256  # characters of a name or an id
 _LARGEST: Final = 999_999_999  # number of a step or worker
 _NOT_OURS: Final = ("source", "position")  # they depend on which files are read
 
@@ -32,6 +33,7 @@ class ForeignLog:
         rejects: Lines, or records, that are none.
         unreadable: By file that could not be read to its end, the reason.
         tells_requests: Whether a request here is one of the trainer's, so that its length is that of a reply.
+        workers_are_servers: Whether a worker here is a server, and its calls are what that server ran.
     """
 
     rows: pl.DataFrame
@@ -41,6 +43,7 @@ class ForeignLog:
     rejects: Rejects = field(default_factory=Rejects)
     unreadable: dict[str, str] = field(default_factory=dict)
     tells_requests: bool = True
+    workers_are_servers: bool = False
 
 
 def to_rows(frame: pl.DataFrame) -> pl.DataFrame:
@@ -93,8 +96,12 @@ def as_us(seconds: pl.Expr) -> pl.Expr:
     return pl.when(usable).then((seconds * 1e6).round()).cast(pl.Int64, strict=False)
 
 
-def texts(name: str, values: Sequence[Any]) -> pl.Series:
-    """Return a column of text; lone surrogates are replaced."""
+def texts(name: str, values: Sequence[str | None]) -> pl.Series:
+    """Return a column of text; lone surrogates are replaced, and long texts cut.
+
+    One long text that a file holds once, and refers to in each sample, would be copied for each.
+    """
+    values = [value and value[:_LONGEST_TEXT] for value in values]
     try:
         return pl.Series(name, values, pl.String)
     except UnicodeEncodeError:

@@ -81,7 +81,7 @@ def read(paths: Sequence[Path]) -> ForeignLog:
 
     Where the server logs its requests (`--log-requests`), these are the requests.
     """
-    log = ForeignLog(pl.DataFrame(), [*paths], [], tells_requests=False)
+    log = ForeignLog(pl.DataFrame(), [*paths], [], tells_requests=False, workers_are_servers=True)
     changed_us = {number: path.stat().st_mtime_ns // 1000 for number, path in enumerate(paths)}
     every = pl.concat([lines_of(path, number, _MARKS, log.unreadable) for number, path in enumerate(paths)])
     every, steps = printed_steps(every)

@@ -8,18 +8,21 @@ import io
 import pickle
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import Any, Final
 
+from sglang_instrument.analysis.foreign.stores.pickle_bounds import demand_bounded
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import open_regular
 
 _PICKLE: Final = "/data.pkl"
-_MOST_BYTES: Final = 8 * 2**30  # of the pickle; the prompts and tokens of a step are some 100 MiB
+_MOST_BYTES: Final = 4 * 2**30  # of the pickle; the prompts and tokens of a step are some 100 MiB
 _BUFFER_BYTES: Final = 256 * 1024
 
 
 class Opaque:
     """In place of anything that a file would have made by a class or a function; takes what it is given."""
+
+    __slots__ = ()
 
     def __new__(cls, *_: Any, **__: Any) -> "Opaque":
         """Take any arguments."""
@@ -60,8 +63,10 @@ def is_torch_file(head: bytes) -> bool:
     return head.startswith(b"PK\x03\x04") and _PICKLE.encode() in head
 
 
-def read_torch(path: Path) -> Any:
-    """Return what a file of `torch.save` holds, with `Opaque` for tensors and other objects.
+def read_torch(path: Path) -> tuple[Any, int]:
+    """Return what a file of `torch.save` holds, with `Opaque` for tensors and other objects, and its bytes.
+
+    The value takes memory in proportion to these bytes. The same object may stand in it many times.
 
     Raises:
         OSError: The file cannot be read.
@@ -70,10 +75,11 @@ def read_torch(path: Path) -> Any:
     with open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive, archive.open(_entry(archive)) as entry:
-                # The unpickler reads small pieces. Of a stream that can peek, it takes a buffer at once.
-                return _unpickled(io.BufferedReader(cast(Any, entry), _BUFFER_BYTES))
-        except zipfile.BadZipFile as error:
+                pickled = entry.read()
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
             raise LogError(f"not a whole file of torch.save: {error}") from None
+    demand_bounded(pickled)
+    return _unpickled(pickled), len(pickled)
 
 
 def _entry(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
@@ -81,14 +87,15 @@ def _entry(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
         if entry.filename.endswith(_PICKLE):
             if entry.file_size > _MOST_BYTES:
                 raise LogError(f"its pickle has {entry.file_size:,} bytes; at most {_MOST_BYTES:,} are read")
+            if entry.compress_type != zipfile.ZIP_STORED:  # a few bytes could stand for gigabytes
+                raise LogError("its pickle is compressed, as torch.save writes none")
             return entry
     raise LogError("not a file of torch.save: it has no data.pkl")
 
 
-def _unpickled(stream: IO[bytes]) -> Any:
+def _unpickled(pickled: bytes) -> Any:
     try:
-        return _Unpickler(stream).load()
-    except (OSError, zipfile.BadZipFile):
-        raise
+        # The unpickler reads small pieces. Of a stream that can peek, it takes a buffer at once.
+        return _Unpickler(io.BufferedReader(io.BytesIO(pickled), _BUFFER_BYTES)).load()
     except Exception as error:
         raise LogError(f"its pickle is damaged: {type(error).__name__}") from None
