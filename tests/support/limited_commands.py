@@ -129,8 +129,8 @@ def _faults(run, words: Sequence[str]) -> list[str]:
         faults.append(printed[-2000:])
     if code == 2 and not error.getvalue().strip():
         faults.append("no answer, and no word why")
-    if found := CONTROLS.findall(printed):
-        faults.append(f"control characters: {found[:5]}")
+    if controls := CONTROLS.findall(printed):
+        faults.append(f"control characters: {controls[:5]}")
     left = _descriptors() - before
     if len(left) > 1:  # listing them needs one
         faults.append(f"{len(left)} descriptors are still open")

@@ -25,5 +25,5 @@ def with_untimed(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataF
     rows = rows.join(places.with_row_index("place"), on=place, nulls_equal=True, maintain_order="left")
     rows = rows.with_columns(start_us="end_us").join(requests, on=["place", "request_id"], how="anti")
     same = [name for name in requests.columns if name in rows.columns]
-    kinds = {name: requests.schema[name] for name in same}
-    return pl.concat([requests, rows.select(same).cast(kinds)], how="diagonal")
+    fitting = rows.select(pl.col(name).cast(requests.schema[name]) for name in same)
+    return pl.concat([requests, fitting], how="diagonal")

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -152,7 +153,7 @@ def _limited(connection: sqlite3.Connection, path: Path) -> int:
     """Let no value be longer than the file, where Python can, and return how many bytes that has."""
     log = path.with_name(f"{path.name}-wal")  # what was not yet moved into the file itself
     size = path.stat().st_size + (log.stat().st_size if log.is_file() else 0)
-    if hasattr(connection, "setlimit"):  # from Python 3.11 on
+    if sys.version_info >= (3, 11):
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(size, 2**30))
     return size
 

@@ -61,10 +61,10 @@ class Sample(msgspec.Struct, gc=False):
     @property
     def prompt_tokens(self) -> tuple[int | None, int | None]:
         """The tokens of its prompts, and those in a cache; None where its trace tells, or nothing does."""
-        told = self.prefix_cache_info
-        if told is None or not told.total_prompt_tokens or (self.trace is not None and self.trace.events):
+        cache = self.prefix_cache_info
+        if cache is None or not cache.total_prompt_tokens or (self.trace is not None and self.trace.events):
             return None, None
-        return told.total_prompt_tokens, told.cached_tokens
+        return cache.total_prompt_tokens, cache.cached_tokens
 
     @property
     def reward_or_none(self) -> float | None:

@@ -38,6 +38,13 @@ def rows_of_foreign(executor: Executor) -> pl.DataFrame | None:
     return executor.log.rows if isinstance(executor, ForeignExecutor) else None
 
 
+def rows_of_servers(executor: Executor) -> pl.DataFrame | None:
+    """Return all rows of another project's log if its workers are servers; else None."""
+    if isinstance(executor, ForeignExecutor) and executor.log.workers_are_servers:
+        return executor.log.rows
+    return None
+
+
 def tell_foreign(health: Health, executor: ForeignExecutor) -> None:
     """Note what was read of another project's log, and what such logs cannot show."""
     log = executor.log

@@ -9,9 +9,9 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, iter_records
 from sglang_instrument.analysis.answers.join import with_step
-from sglang_instrument.analysis.foreign.executor import ForeignExecutor
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
 from sglang_instrument.analysis.run.cached_tables import cached_table
+from sglang_instrument.analysis.run.other_logs import rows_of_servers
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
@@ -67,8 +67,8 @@ def server_calls(run: Run) -> pl.DataFrame:
 def _made(run: Run) -> pl.DataFrame:
     if run.is_dataset:
         return pl.DataFrame(schema=CALLS)
-    if isinstance(run.executor, ForeignExecutor) and run.executor.log.workers_are_servers:
-        return _of_servers(run.executor.log.rows)
+    if (rows := rows_of_servers(run.executor)) is not None:
+        return _of_servers(rows)
     served = cached_engine_requests(run)
     alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run.digest, {})
     known = called.join(served, on="rid", how="left", maintain_order="left")
