@@ -132,7 +132,7 @@ def test_servers_draws_the_course_of_each_gauge(run, capsys, monkeypatch):
     assert "preemptions" in header
 
 
-def test_the_report_draws_gauges_and_gpus_above_what_the_step_was_spent_on(run, tmp_path, capsys):
+def test_the_report_and_a_trace_have_gauges_and_gpus_beside_what_the_step_was_spent_on(run, tmp_path, capsys):
     opened = Run.open(run)
     step = opened.digest.of_workers().steps.sort("step").row(0, named=True)
     at = [datetime.fromtimestamp(step["start_us"] / 1e6 + second, timezone.utc) for second in (0.2, 1.2)]
@@ -154,6 +154,20 @@ def test_the_report_draws_gauges_and_gpus_above_what_the_step_was_spent_on(run, 
     assert lines["gpus_busy"]["values"] == [0.5, 0.5]
     assert all(first < last for _, first, last in facts["1"]["path"])
     assert {"engine", "generate"} & {phase for phase, _, _ in facts["1"]["path"]}
+    trace = tmp_path / "of_gpus.pftrace"
+    assert main(["export", str(run), "--perfetto", str(trace)]) == 0
+    tracks = parsed(trace)
+    counters = {
+        track.name: [value for _, value in track.counts]
+        for track in tracks.values()
+        if track.counts and tracks[track.parent].name == "GPU of host 0"
+    }
+    assert counters == {
+        "busy": [50, 50],
+        "memory": [50 / 2**30] * 2,
+        "power": [400, 400],
+        "clock": [1980, 1980],
+    }
     page = tmp_path / "page.html"
     assert main(["report", str(run), "-o", str(page)]) == 0
     assert 'id="chart-gauges"' in page.read_text()

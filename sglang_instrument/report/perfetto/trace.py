@@ -18,7 +18,7 @@ from sglang_instrument.analysis.timing.lanes import ROUNDING_US, WRITING_US
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.report.html.still_open import open_spans
 from sglang_instrument.report.perfetto.annotations import annotated
-from sglang_instrument.report.perfetto.gauges import gauges
+from sglang_instrument.report.perfetto.gauges import gauges, gpu_gauges
 from sglang_instrument.report.perfetto.lag import lags
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes, write_lanes
 from sglang_instrument.report.perfetto.packets import Packets, Value
@@ -177,7 +177,7 @@ class _RunWriter:
             call.last = True
 
     def write_counters(self, run: Run, groups: list[list[File]]) -> None:
-        """Write requests in flight, how late the event loops were, and how full the schedulers were."""
+        """Write requests in flight, how late the event loops were, how full the schedulers were; GPUs."""
         files = [file for group in groups for file in group]
         written_steps = {(file.place.step, file.place.validate) for file in files if file.place is not None}
         changes = _in_flight(run)
@@ -196,6 +196,11 @@ class _RunWriter:
             track = self._counter(process, ("gauge", place.stem, name), name, unit)
             for at_us, value in values:
                 self._packets.amount(track, at_us * 1000 - offset, value)
+        first_ns, last_ns = self.written.window_ns or (0, 0)
+        for host, gpu, name, unit, values in gpu_gauges(run, first_ns // 1000, last_ns // 1000):
+            track = self._counter(self._process(f"GPU of {host}", gpu), ("gpu", host, gpu, name), name, unit)
+            for at_us, value in values:
+                self._packets.amount(track, at_us * 1000, value)
 
     def _count(self, worker: Any, changes: pl.DataFrame) -> None:
         track = self._counter(self._process("worker", worker), ("flight", worker), "in flight", "requests")
