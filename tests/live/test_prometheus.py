@@ -131,6 +131,7 @@ def test_prometheus_reads_every_metric_and_counters_are_not_reset(tmp_path, prom
     with served(logs, port=port) as (_, follower):
         run = LiveRun(logs, run_id=follower.snapshot().run_id, begin_us=follower.snapshot().at_us)
         run.open(5, 0).request("late", time_sec=1, duration_sec=1, tokens=100)
+        run.scheduler().control("scheduler_retract", 1, rids=["x"], tokens=[1])
         read_on(follower)
         shown.until(f"sum(sglang_instrument_records_total) > {before}")
         for name in LABELS:
