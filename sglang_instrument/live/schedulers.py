@@ -25,7 +25,7 @@ def schedulers_now(now: Now) -> Iterator[SchedulerNow]:
         yield SchedulerNow(
             scheduler=name,
             age_sec=age_sec,
-            is_idle=age_sec > _IDLE_SEC,
+            is_idle=now.is_over or age_sec > _IDLE_SEC,
             running=newest.running,
             waiting=newest.waiting,
             kv_cache_running_share=newest.kv_cache_running_share,

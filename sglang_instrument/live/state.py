@@ -111,7 +111,7 @@ class SchedulerNow:
     Attributes:
         scheduler: Its log, such as "scheduler_0_tp0".
         age_sec: How old the gauge is. There is one a second while batches run.
-        is_idle: Whether no batch has run since.
+        is_idle: Whether no batch has run for 3 s, or the run has ended.
         running, waiting: Requests in its batch, and those that wait for a place in it.
         kv_cache_running_share, kv_cache_used_share: Of its key-value cache, what running requests hold, and
             what is in use with prefixes that are only kept.

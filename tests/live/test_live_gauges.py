@@ -106,6 +106,18 @@ def test_a_scheduler_without_a_batch_for_3_s_is_idle(tmp_path):
         assert value(samples(server), "scheduler_running_requests", scheduler="scheduler_2_tp0") == 0
 
 
+def test_in_a_run_that_has_ended_no_scheduler_runs_a_batch(tmp_path, capsys):
+    run = LiveRun(tmp_path / "exp")
+    file, scheduler = run.open(1, 0), run.scheduler()
+    file.request("a", time_sec=1, duration_sec=1)
+    scheduler.gauges(1, running=5, waiting=0, kv_free_pages=500)
+    file.close(1.5)
+    for each in (file, scheduler):
+        each.control("log_closed", 1.6)
+    assert main(["watch", str(run.folder), "--once"]) == 0
+    assert "1 scheduler: no batch runs" in capsys.readouterr().out
+
+
 def test_the_course_of_a_share_ends_at_a_full_cache():
     assert course((None, 0.5, 1.0), top=1.0) == " ▅█"
     assert course((None, 1, 2)) == " ▅█"
