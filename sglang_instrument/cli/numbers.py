@@ -22,8 +22,8 @@ def durations(seconds: Sequence[float | None]) -> list[str]:
 
 def significant(value: float) -> str:
     """Return a number with three digits, or with all those before the point, and never an exponent."""
-    if not value:
-        return "0"
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
     return f"{value:,.{max(0, min(9, 2 - math.floor(math.log10(abs(value)))))}f}"
 
 

@@ -53,12 +53,14 @@ def cdf_table(requests: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     return requests.group_by(by).agg(*columns, max_sec=duration.max()).sort(by)
 
 
-def waterfall(spans: pl.DataFrame, request_id: str, instants: pl.DataFrame | None = None) -> pl.DataFrame:
+def waterfall(
+    spans: pl.DataFrame, request_id: str | None, instants: pl.DataFrame | None = None
+) -> pl.DataFrame:
     """Return the events of a request in the order of time.
 
     Args:
         spans: Nested spans of its worker and step.
-        request_id: As logged.
+        request_id: As logged; None has no events.
         instants: Instant events, to be shown as well.
 
     Returns:
@@ -66,7 +68,7 @@ def waterfall(spans: pl.DataFrame, request_id: str, instants: pl.DataFrame | Non
         depth below the request; the spans' `all_fields.TEXT_COLUMNS`, if they have them. Instant events have
         no duration.
     """
-    of_request = pl.col("request_id") == request_id
+    of_request = pl.lit(False) if request_id is None else pl.col("request_id") == request_id
     mine = spans.filter(of_request).sort("start_us", "span")
     instants = mine.clear() if instants is None else instants.filter(of_request)
     texts = [name for name in TEXT_COLUMNS if name in mine.columns]

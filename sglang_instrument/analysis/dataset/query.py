@@ -21,6 +21,9 @@ from sglang_instrument.analysis.store.records import RECORDS
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.safe_files.folder import SafeFolder
 
+#: The days since 1970 of 0001-01-02 and 9999-12-30: time zones shift by up to a day.
+_FIRST_DAY: Final = -719_161
+_LAST_DAY: Final = 2_932_895
 _EXTRA: Final = "pip install 'sglang-instrument[sql]'"
 _COMMENTS: Final = re.compile(r"\bcomment\b|\bduckdb_(columns|views|tables)\b", re.IGNORECASE)
 _CONFIG: Final = {
@@ -85,6 +88,24 @@ def _answer(
     except duckdb.Error as error:
         raise InstrumentError(_message(error)) from None
     return pl.read_parquet(result, glob=False)
+
+
+def without_odd_times(rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Return rows with null in place of dates that Python cannot hold, and how many there were by column."""
+    left_out = {}
+    for name, kind in rows.schema.items():
+        if kind == pl.Date:
+            per_day = 1
+        elif isinstance(kind, pl.Datetime):
+            per_day = 86_400 * {"ms": 10**3, "us": 10**6, "ns": 10**9}[kind.time_unit]
+        else:
+            continue
+        number = rows[name].to_physical().cast(pl.Int64)
+        odd = ~number.is_between(_FIRST_DAY * per_day, _LAST_DAY * per_day).fill_null(True)
+        if odd.any():
+            left_out[name] = odd.sum()
+            rows = rows.with_columns(rows[name].set(odd, None))
+    return rows, left_out
 
 
 def _lock(connection: Any, dataset: Path, others: Sequence[Path]) -> None:

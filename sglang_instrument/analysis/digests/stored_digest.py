@@ -105,9 +105,16 @@ def _lacking(column: str) -> pl.Expr:
 
 
 def read_table(path: Path) -> pl.DataFrame:
-    """Return a table from a regular file."""
+    """Return a table from a regular file.
+
+    Raises:
+        OSError, ValueError, polars.exceptions.PolarsError: It cannot be read, or is damaged.
+    """
     demand_regular(path)
-    return pl.read_parquet(path, glob=False)
+    try:
+        return pl.read_parquet(path, glob=False)
+    except pl.exceptions.PanicException as damage:  # no Exception: polars panics at some damages
+        raise ValueError(f"{path} is damaged: {damage}") from None
 
 
 def save_digest(home: SafeFolder, files: Sequence[File], digest: Digest, sync: bool = False) -> None:

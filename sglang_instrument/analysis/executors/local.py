@@ -14,7 +14,7 @@ from sglang_instrument.analysis.executors.batches import (
 from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress
 from sglang_instrument.analysis.executors.worker_processes import read_in_processes
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.reading.folders import log_files, other_files
+from sglang_instrument.analysis.reading.folders import UnreadableFolderError, entries, log_files, other_files
 from sglang_instrument.collect import on_node
 
 _MOST_PROCESSES: Final = 16
@@ -84,8 +84,11 @@ def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
         # Our writers use UTF-8 names only, and JSON cannot hold others: such a file is not read.
         name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
         try:
+            if path.parent == folder:  # a folder that may not be listed
+                name = f"{name}/"
+                entries(path)
             stat = path.stat()
-        except OSError as error:
+        except (OSError, UnreadableFolderError) as error:
             files.append(File(name, 0, 0, unreadable=str(error)))
             continue
         files.append(File(name, stat.st_size, stat.st_mtime_ns, inode=stat.st_ino))

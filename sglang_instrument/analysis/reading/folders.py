@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from sglang_instrument.errors import LogError
+
 # Negative before a trainer has a number: verl's fully asynchronous recipe reports step -1.
 _FOLDER: Final = re.compile(r"(step|validate)_(-?\d{1,9})$")
 # worker_3.jsonl, scheduler_0_tp0.jsonl, worker_3.host-4711.jsonl (a second live process), each with .zst
@@ -37,17 +39,39 @@ class Place:
     validate: bool
 
 
+class UnreadableFolderError(LogError):
+    """A folder that may not be listed."""
+
+
+def entries(folder: Path) -> list[Path]:
+    """Return what lies in a folder, in order.
+
+    Raises:
+        UnreadableFolderError: It may not be listed.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise UnreadableFolderError(f"{folder}: {error.strerror or error}") from None
+
+
 def is_run_folder(folder: Path) -> bool:
     """Return whether a folder looks like that of one experiment; `prune` may have kept all of its steps."""
     return any(
-        child.is_dir() and (is_part(child.name) or (child.name == PRUNED and any(parts_of_pruned(child))))
-        for child in folder.iterdir()
+        child.is_dir() and (is_part(child.name) or (child.name == PRUNED and bool(parts_of_pruned(child))))
+        for child in entries(folder)
     )
 
 
 def parts_of_pruned(home: Path) -> list[Path]:
-    """Return the folders in `.pruned` of a run, the oldest first; drafts are hidden."""
-    return sorted(child for child in home.iterdir() if child.is_dir() and not child.name.startswith("."))
+    """Return the folders in `.pruned` of a run, the oldest first; drafts are hidden.
+
+    None, if it may not be listed: `log_files` yields it then.
+    """
+    try:
+        return [child for child in entries(home) if child.is_dir() and not child.name.startswith(".")]
+    except UnreadableFolderError:
+        return []
 
 
 def log_files(folder: Path, only: Collection[str] | None = None) -> Iterator[Path]:
@@ -56,12 +80,19 @@ def log_files(folder: Path, only: Collection[str] | None = None) -> Iterator[Pat
     Args:
         folder: The experiment's folder.
         only: Names of the folders in it to look into, such as "step_12"; None stands for all.
+
+    A folder that may not be listed stands for its files.
     """
-    children = folder.iterdir() if only is None else (folder / name for name in only)
-    parts = [child for child in children if child.is_dir() and is_part(child.name)]
+    children = entries(folder) if only is None else [folder / name for name in only]
+    parts = [child for child in children if child.is_dir() and (is_part(child.name) or child.name == PRUNED)]
     for part in sorted(parts, key=lambda part: _order(part.name)):
-        if part.name != "processes":
-            yield from sorted(path for path in part.iterdir() if path.name.endswith(ENDINGS))
+        try:
+            paths = entries(part)
+        except UnreadableFolderError:
+            yield part
+        else:
+            if part.name not in _NO_LOGS:
+                yield from (path for path in paths if path.name.endswith(ENDINGS))
 
 
 def other_files(folder: Path, only: Collection[str] | None = None) -> Iterator[str]:
@@ -71,10 +102,13 @@ def other_files(folder: Path, only: Collection[str] | None = None) -> Iterator[s
         folder: The experiment's folder.
         only: As for `log_files`; what lies beside these folders is then left out.
     """
-    children = sorted(folder.iterdir())
+    children = entries(folder)
     for child in (path for path in children if only is None or path.name in only):
         if child.is_dir() and child.name not in _NO_LOGS and is_part(child.name):
-            others = sorted(path for path in child.iterdir() if not path.name.endswith(ENDINGS))
+            try:
+                others = [path for path in entries(child) if not path.name.endswith(ENDINGS)]
+            except UnreadableFolderError:  # `log_files` yields it
+                continue
             yield from (f"{child.name}/{_named(path)}" for path in others)
         elif child.name not in _NO_LOGS:
             yield _named(child)
@@ -124,8 +158,8 @@ def place_of(path: Path) -> Place | None:
 
 @lru_cache(maxsize=100_000)  # called again and again for the same files of a run
 def place_at(path: str) -> Place | None:
-    """Return the same as `place_of`, by the path below the run's folder."""
-    return place_of(Path(path))
+    """Return the same as `place_of`, by the path below the run's folder; None for that of a folder."""
+    return None if path.endswith("/") else place_of(Path(path))
 
 
 def is_part(name: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sglang_instrument.analysis.reading.folders import entries
 from sglang_instrument.analysis.reading.launches import Launch, joined
 from sglang_instrument.analysis.reading.liveness import is_alive
 from sglang_instrument.analysis.reading.processes import read_process
@@ -39,7 +40,7 @@ def read_processes(folder: Path) -> RunProcesses:
     """Read the files in `processes/` of a run's folder.
 
     Raises:
-        LogError: There is no such file.
+        LogError: There is no such file, or the folder may not be listed.
     """
     read: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
@@ -87,7 +88,13 @@ def _launches(read: Mapping[str, dict[str, Any]], last: Mapping[Any, tuple[float
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of processes that recorded, by role and rank, then those of the others."""
+    """Return the files of processes that recorded, by role and rank, then those of the others.
+
+    Raises:
+        UnreadableFolderError: The folder may not be listed.
+    """
+    if folder.is_dir():
+        entries(folder)
     recorded = sorted(folder.glob("[!.]*.json"), key=_in_order)
     return [*recorded, *sorted((folder / REACHED).glob("[!.]*.json"))]
 

@@ -82,6 +82,7 @@ def read_files(
         reading.files.append(file)
         place = file.place
         if place is None:
+            file.unreadable = listed.unreadable
             continue
         rejects = Rejects()
         try:

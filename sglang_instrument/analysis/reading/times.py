@@ -5,6 +5,8 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.reading.records.lines import EARLIEST_US, LATEST_US
+
 _OFFSET: Final = r"(Z|[+-]\d\d:?\d\d)$"
 
 
@@ -29,10 +31,10 @@ def _stamps_us(stamps: pl.Series) -> pl.Series:
     usual = stamps.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", time_unit="us", time_zone="UTC", strict=False)
     times_us = usual.dt.epoch("us")
     odd = times_us.is_null() & stamps.is_not_null()
-    if not odd.any():
-        return times_us
-    rows = odd.arg_true()
-    return times_us.scatter(rows, [epoch_us(stamp) for stamp in stamps.gather(rows)])
+    if odd.any():
+        rows = odd.arg_true()
+        times_us = times_us.scatter(rows, [epoch_us(stamp) for stamp in stamps.gather(rows)])
+    return times_us.set(~times_us.is_between(EARLIEST_US, LATEST_US), None)
 
 
 def epoch_us(timestamp: str) -> int | None:
@@ -43,4 +45,5 @@ def epoch_us(timestamp: str) -> int | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
-    return round(moment.timestamp() * 1e6)
+    time_us = round(moment.timestamp() * 1e6)
+    return time_us if EARLIEST_US <= time_us <= LATEST_US else None

@@ -64,6 +64,10 @@ class BatchJob(msgspec.Struct, frozen=True):
         folder = target / self.folders.get(first, quote(first, safe=""))
         return write_records(folder, reading)
 
+    def empty(self) -> pl.DataFrame:
+        """Return the table without rows, as of no files."""
+        return self.make(Reading())[self.tables]
+
     def make(self, reading: Reading) -> Tables:
         """Return the tables of files that were read."""
         if self.tables == "digest":

@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from sglang_instrument.analysis.reading.folders import is_run_folder
+from sglang_instrument.analysis.reading.folders import UnreadableFolderError, entries, is_run_folder
 from sglang_instrument.analysis.run.digest_of_run import is_dataset
 from sglang_instrument.errors import LogError
 from sglang_instrument.plain_text import listed
@@ -22,7 +22,7 @@ def find_run(path: Path) -> Path:
         return path / experiments[0]
     if experiments:
         raise LogError(f"{path} holds {len(experiments)} experiments; name one: {_joined(path, experiments)}")
-    if not any(path.iterdir()):
+    if not entries(path):
         raise LogError(f"{path}: the folder is empty; did the run use another EXPERIMENT_NAME?")
     inside = f"; it may be {path.parent}" if is_run_folder(path.parent) else ""
     raise LogError(f"{path}: not a run{inside}; the folder of a run holds step_N/worker_R.jsonl")
@@ -30,7 +30,24 @@ def find_run(path: Path) -> Path:
 
 def experiments_in(folder: Path) -> list[str]:
     """Return the names of the experiments that a folder holds."""
-    return sorted(child.name for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
+    return [child.name for child in entries(folder) if child.is_dir() and _is_readable_run(child)]
+
+
+def unreadable_in(folder: Path) -> list[str]:
+    """Return the names of folders in a folder that may not be listed, such as other people's experiments."""
+    return [child.name for child in entries(folder) if child.is_dir() and not _is_readable(child)]
+
+
+def _is_readable_run(folder: Path) -> bool:
+    return _is_readable(folder) and is_run_folder(folder)
+
+
+def _is_readable(folder: Path) -> bool:
+    try:
+        entries(folder)
+    except UnreadableFolderError:
+        return False
+    return True
 
 
 def _nearest(path: Path) -> str:

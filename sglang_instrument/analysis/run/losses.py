@@ -38,8 +38,10 @@ class Attendance(msgspec.Struct):
 def health_of(files: Sequence[File]) -> Health:
     """Return what was read of a run's files, and what was not."""
     files = RunFiles.of(files)
-    lost = [file for file in files if file.place is None and file.pruned_us is not None]
-    health = Health(ignored=[file.path for file in files if file.place is None and file.pruned_us is None])
+    lost = [file for file in files if file.place is None and file.unreadable is not None]
+    lost_paths = {file.path for file in lost}
+    without_place = [file.path for file in files if file.place is None and file.path not in lost_paths]
+    health = Health(ignored=without_place)
     health.unreadable = {file.path: str(file.unreadable) for file in lost}
     counts, outside = newest_run_filter(files), paths_outside_steps(files)
     for file in files:

@@ -250,7 +250,8 @@ class Run:
 
     def _tables_of(self, files: list[File], job: BatchJob, progress: Progress | None) -> pl.DataFrame:
         read, tables = self.executor.read(files, job, progress)
-        return self._newest(tables.get(job.tables, pl.DataFrame({"source": []})), read)
+        table = tables.get(job.tables)
+        return self._newest(job.empty() if table is None else table, read)
 
     def _newest(self, table: pl.DataFrame, files: list[File]) -> pl.DataFrame:
         """Return the rows of newest runs, without the number of their source among `files`."""

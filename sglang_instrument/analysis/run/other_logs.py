@@ -9,6 +9,7 @@ from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.foreign.executor import ForeignExecutor, foreign_executor
 from sglang_instrument.analysis.foreign.registry import known_formats
+from sglang_instrument.analysis.reading.folders import entries
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.errors import LogError
@@ -28,7 +29,7 @@ def local_executor(path: Path) -> Executor:
         foreign = foreign_executor(path)
         if foreign is not None:
             return foreign
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        if not path.exists() or (path.is_dir() and not entries(path)):
             raise
         raise LogError(f"{error}. Nor is it a log of another project; known are {known_formats()}") from None
 

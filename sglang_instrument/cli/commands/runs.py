@@ -116,7 +116,7 @@ def _listed(folder: Path) -> Sequence[Path]:
         LogError: There is no such folder, or no experiment in it.
     """
     from sglang_instrument.analysis.reading.folders import is_run_folder
-    from sglang_instrument.analysis.run.experiments import experiments_in, find_run
+    from sglang_instrument.analysis.run.experiments import experiments_in, find_run, unreadable_in
     from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
     from sglang_instrument.analysis.run.opening import Run
 
@@ -124,7 +124,7 @@ def _listed(folder: Path) -> Sequence[Path]:
         folder = find_run(folder)
         runs = runs_of_trainers(Run.open(folder).files)
         return [Path(f"{folder}@{run_id}") for run_id in runs] or [folder]
-    return [folder / name for name in experiments_in(folder)]
+    return [folder / name for name in (*experiments_in(folder), *unreadable_in(folder))]
 
 
 def _row(path: Path, names: Sequence[str]) -> dict[str, Any]:

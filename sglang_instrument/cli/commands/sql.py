@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from datetime import date, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the answer."""
     from sglang_instrument.analysis.dataset.columns import VIEWS
     from sglang_instrument.analysis.dataset.export import write_table, writing
-    from sglang_instrument.analysis.dataset.query import ask
+    from sglang_instrument.analysis.dataset.query import ask, without_odd_times
     from sglang_instrument.analysis.run.opening import Run
 
     if args.parquet is not None and args.parquet.exists():
@@ -67,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         raise InstrumentError(f"--parquet {args.parquet}: must be a file in an existing folder")
     with reading() as progress:
         opened = Run.open(args.logs, progress)
-        rows = ask(opened, args.query, progress)
+        rows, left_out = without_odd_times(ask(opened, args.query, progress))
+    for name, times in left_out.items():
+        say(f"column {name}: {times:,} outside of the years 1 to 9999, shown as null", sys.stderr)
     if any(name in args.query.lower() for name in ("spans", *VIEWS)):
         select.tell_pruned(opened, left=select.WRITTEN_BEFORE if opened.is_dataset else select.OTHER_STEPS)
     if args.csv:

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from sglang_instrument.analysis.reading.records.fields import Fields
+from sglang_instrument.analysis.reading.records.lines import MOST, Integer
 
 #: Prefix of SGLang's own health checks; no caller waits for these.
 HEALTH_CHECK: Final = "HEALTH_CHECK"
@@ -13,18 +14,18 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
 
     rid: Any = None
     rids: Any = None
-    request_id: Any = None
-    turn: Any = None
-    prompt_tokens: Any = None
-    cached_tokens: Any = None
-    cached_host_tokens: Any = None
-    cached_storage_tokens: Any = None
-    completion_tokens: Any = None
-    generated_tokens: Any = None
+    request_id: str | Integer | None = None
+    turn: Integer | None = None
+    prompt_tokens: Integer | None = None
+    cached_tokens: Integer | None = None
+    cached_host_tokens: Integer | None = None
+    cached_storage_tokens: Integer | None = None
+    completion_tokens: Integer | None = None
+    generated_tokens: Integer | None = None
     finish_reason: Any = None
     tokens: Any = None
     queue_time: Any = None
-    retractions: Any = None
+    retractions: Integer | None = None
     server: Any = None
     waiting: Any = None
     running: Any = None
@@ -43,13 +44,13 @@ def rids_of(fields: EngineFields) -> list[str]:
 
 
 def number(value: Any) -> int | None:
-    """Return an integer; None for anything else."""
-    return value if type(value) is int else None
+    """Return an integer that a column holds; None for anything else."""
+    return value if type(value) is int and abs(value) <= MOST else None
 
 
 def count(value: Any) -> int | None:
-    """Return an integer that is not negative; None for anything else."""
-    return value if type(value) is int and value >= 0 else None
+    """Return an integer that is not negative and that a column holds; None for anything else."""
+    return value if type(value) is int and 0 <= value <= MOST else None
 
 
 def tokens_of(rid: str, fields: EngineFields) -> int | None:

@@ -13,8 +13,13 @@ from msgspec import Meta, Struct
 from sglang_instrument.analysis.reading.records.decoding import as_text, decode_lines, fitting, loaded
 
 # Columns hold 64 bits; a line with a larger number is decoded leniently and loses only that field.
-Integer = Annotated[int, Meta(ge=-(2**62), le=2**62)]
-Seconds = Annotated[float, Meta(ge=0, le=2**42)]  # microseconds fit into 64 bits, too
+MOST: Final = 2**62
+Integer = Annotated[int, Meta(ge=-MOST, le=MOST)]
+Seconds = Annotated[float, Meta(ge=0, le=2**33)]  # 272 years
+#: A start in Unix microseconds, of the years from 1000 to 9000: calendars of Python end with 9999.
+EARLIEST_US: Final = -30_610_224_000_000_000
+LATEST_US: Final = 221_845_392_000_000_000
+Moment = Annotated[int, Meta(ge=EARLIEST_US, le=LATEST_US)]
 
 
 #: `extra` of a line that has none.
@@ -30,7 +35,7 @@ class Line(Struct, gc=False, omit_defaults=True):
     extra: msgspec.Raw = NO_EXTRA
     workid: Integer | None = None
     step: Integer | None = None
-    start_us: Integer | None = None
+    start_us: Moment | None = None
     task: Integer | None = None
     spawned_by: Integer | None = None
     active_sec: Seconds | None = None
