@@ -1,4 +1,4 @@
-"""A folder that may not be listed costs what lies in it, not the run: root squash, umask 077, other owners."""
+"""A folder that may not be listed costs what lies in it, not the run: root squash, umask 077."""
 
 import ctypes
 import json
