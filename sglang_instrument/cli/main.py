@@ -79,6 +79,7 @@ COMMANDS: Final = {
 _EXTRAS: Final = {
     "analysis": frozenset({"polars", "rich", "scipy", "numpy", "shtab", "zstandard"}),
     "live": frozenset({"textual", "prometheus_client"}),
+    "report": frozenset({"perfetto"}),
 }
 
 _EPILOG: Final = """\
