@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from sglang_instrument.live import snapshots
 from sglang_instrument.live.analyst import Analyst, Question
-from sglang_instrument.live.counting.counts import Counts, StepKey, folder_of
+from sglang_instrument.live.counting.counts import Counts, Process, StepKey, folder_of
 from sglang_instrument.live.counting.endings import MOST_STEPS
 from sglang_instrument.live.counting.liveness import Liveness
 from sglang_instrument.live.counting.tail import Tail
@@ -19,7 +19,7 @@ from sglang_instrument.live.outside.sightings import Sightings
 from sglang_instrument.live.outside.views import Views
 from sglang_instrument.live.problems.deaths import deaths
 from sglang_instrument.live.problems.moment import Now
-from sglang_instrument.live.problems.silence import silences, suspects
+from sglang_instrument.live.problems.silence import idle, silences, suspects
 from sglang_instrument.live.schedulers import schedulers_now
 from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepDone, StepNow
 from sglang_instrument.live.words import duration
@@ -108,10 +108,12 @@ class FollowedRun:
         self._liveness.look(self._counts.members)
         moment = Now(self._counts, now, wall_us(), self._liveness.alive, self._ended(now) is not None)
         pids = self._liveness.pids
-        silent = {
-            stem: pids[stem] for _, process, _ in suspects(moment) for stem in process.stems if stem in pids
-        }
-        self._views.look(silent)
+
+        def known(processes: Iterable[Process]) -> dict[str, int]:
+            return {stem: pids[stem] for process in processes for stem in process.stems if stem in pids}
+
+        silent = known(process for _, process, _ in suspects(moment))
+        self._views.look(silent, known(process for _, process in idle(moment)))
         return bool(silent)
 
     def snapshot(self, now: float) -> Snapshot:

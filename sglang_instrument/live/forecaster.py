@@ -1,9 +1,9 @@
 """Feed the forecast: with the steps that ended while they were followed, and with the step in progress."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from sglang_instrument.live.counting.counts import Counts, StepKey, WorkerKey
-from sglang_instrument.live.counting.parts import WorkerPart
+from sglang_instrument.live.counting.parts import WorkerPart, call_of
 from sglang_instrument.live.forecasting.forecast import MOST_STEPS, History, forecast
 from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.live.problems.moment import Now, open_now_of
@@ -40,11 +40,12 @@ class Forecaster:
         history = self._learned(step[1])
         if not history.steps or all(part.is_closed for part in parts.values()):
             return None
+        known = _longest(parts).keys() | {call for past in history.steps for call in past.longest_sec}
         rows: list[_Row] = []
         events: dict[int, tuple[str, float]] = {}
         for key, part in parts.items():
-            spans = _open_spans(now, key, part)
-            for name, row in _rows(key, part):
+            spans = _open_spans(now, key, part, known)
+            for name, row in (*_rows(key, part), *_without_records(now, key, part)):
                 if name in spans and row[3] == NOT_YET:
                     events[len(rows)] = spans[name]
                 rows.append(row)
@@ -78,22 +79,47 @@ def _rows(key: WorkerKey, part: WorkerPart) -> Iterator[tuple[str, _Row]]:
         )
 
 
-def _open_spans(now: Now, key: WorkerKey, part: WorkerPart) -> dict[str, tuple[str, float]]:
-    """Return what open requests are in, and for how long: their innermost span that the watchdog reported.
+def _without_records(now: Now, key: WorkerKey, part: WorkerPart) -> Iterator[tuple[str, _Row]]:
+    """Yield the requests that a worker names as open, of which nothing has ended yet."""
+    said = open_now_of(part, now.clock_us(key))
+    for request in said.oldest if said is not None else ():
+        if request.request_id is not None and request.request_id not in part.requests and said is not None:
+            begun_sec = max(0.0, (said.at_us - part.begun_us) / 1e6 - request.age_sec)
+            yield request.request_id, (plain(request.request_id), key[1], begun_sec, NOT_YET, [])
 
-    Of the oldest requests without a report, that is the request itself.
+
+def _open_spans(
+    now: Now, key: WorkerKey, part: WorkerPart, known: Collection[str]
+) -> dict[str, tuple[str, float]]:
+    """Return what open requests are in, and for how long: their innermost span.
+
+    The worker names that of its oldest requests every 2 s, and any that the watchdog reports. A call whose
+    like never ended says nothing: there it is the request itself.
+
+    Args:
+        now: What is looked at.
+        key: A worker.
+        part: Its part of the step.
+        known: The calls that ended before, as `call_of` names them.
     """
-    now_us = now.counts.processes[key].now_us(now.now)
+    now_us = now.heard_us(key)
     spans: dict[str, tuple[str, float]] = {}
     said = open_now_of(part, now_us)
-    request_event = next((name for name in part.longest_sec if kind_of(name).phase == "request"), None)
-    for oldest in said.oldest if said and request_event else ():
-        if oldest.request_id is not None and said is not None and request_event is not None:
-            spans[oldest.request_id] = request_event, oldest.age_sec + (now_us - said.at_us) / 1e6
+    request_event = next((name for name in part.longest_sec if now.phase_of(key, name) == "request"), None)
+    request_event = request_event or next((name for name in known if kind_of(name).phase == "request"), None)
+    for request in said.oldest if said is not None else ():
+        later_sec = (now_us - said.at_us) / 1e6 if said is not None else 0.0
+        call = call_of(request.event, request.tool)
+        if request.request_id is None:
+            continue
+        if request.in_sec is not None and call in known:
+            spans[request.request_id] = call, request.in_sec + later_sec
+        elif request_event is not None:
+            spans[request.request_id] = request_event, request.age_sec + later_sec
     for (event, request_id, _), span in part.reported.items():
-        age_sec = (now_us - span.begun_us) / 1e6
-        if request_id is not None and age_sec < spans.get(request_id, ("", 1e18))[1]:
-            spans[request_id] = event, age_sec
+        age_sec, call = (now_us - span.begun_us) / 1e6, call_of(event, span.tool)
+        if request_id is not None and call in known and age_sec < spans.get(request_id, ("", 1e18))[1]:
+            spans[request_id] = call, age_sec
     return spans
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
 from sglang_instrument.live.counting.engine_calls import ABORT, RETRACT
-from sglang_instrument.live.counting.parts import WorkerPart
+from sglang_instrument.live.counting.parts import WorkerPart, call_of
 from sglang_instrument.live.problems.deaths import is_dead
 from sglang_instrument.live.problems.every import losses, standstills
 from sglang_instrument.live.problems.hangs import barrier_sec, block_sec
@@ -293,7 +293,9 @@ def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> I
             for problem in known
         ):
             request = open_ones.get((worker, request_id))
-            inside = f" in {request.event}" if request is not None and request.event else ""
+            inside = (
+                f" in {call_of(request.event, request.tool)}" if request is not None and request.event else ""
+            )
             sentence = f"worker {worker}: request {request_id} is open{inside} for longer than any that ended"
             since_us = now.since_us(request.age_sec if request is not None else 0.0)
             yield Problem("hang", since_us, worker, step.step, sentence)

@@ -499,6 +499,53 @@ def test_a_request_that_the_forecast_gives_up_hangs(run, follow):
     assert snapshot.workers[0].state == "hangs"
 
 
+def test_a_tool_that_left_the_range_is_named_by_what_its_worker_says_every_two_seconds(run, follow):
+    for step in (1, 2, 3):
+        file = run.open(step, 0, time_sec=step * 20)
+        for number in range(6):
+            begun = step * 20 + number / 2
+            file.span("tool_execution", begun + 1, 1, request_id=f"{step}-{number}", turn=0, tool="search")
+            file.request(f"{step}-{number}", time_sec=begun + 3, duration_sec=3)
+        file.close(step * 20 + 12)
+    file = run.open(4, 0, time_sec=80)
+    said = {"event": "tool_execution", "request_id": "r9", "turn": 0, "tool": "search", "age_sec": 5.0}
+    file.open_now(85, {"tool_execution": 1}, [{**said, "in_sec": 4.0}])
+    assert follow(run.folder).step.forecast.will_not_end == ()
+    file.open_now(89, {"tool_execution": 1}, [{**said, "age_sec": 9.0, "in_sec": 8.0}])
+    snapshot = follow(run.folder)
+    assert snapshot.step.forecast.will_not_end == ((0, "r9"),)
+    (problem,) = snapshot.problems
+    assert "request r9 is open in tool_execution search for longer" in problem.sentence
+
+
+def test_a_tool_that_never_ended_before_is_judged_by_its_request(run, follow):
+    for step in (1, 2, 3):
+        file = run.open(step, 0, time_sec=step * 20)
+        file.span("tool_execution", step * 20 + 1, 1, request_id=f"{step}-0", turn=0, tool="search")
+        file.request(f"{step}-0", time_sec=step * 20 + 6, duration_sec=5)
+        file.close(step * 20 + 12)
+    file = run.open(4, 0, time_sec=80)
+    new = {"event": "tool_execution", "request_id": "r9", "turn": 0, "tool": "python"}
+    file.open_now(89, {"tool_execution": 1}, [{**new, "age_sec": 9.0, "in_sec": 8.0}])
+    assert follow(run.folder).step.forecast.will_not_end == ()
+    file.open_now(98, {"tool_execution": 1}, [{**new, "age_sec": 18.0, "in_sec": 17.0}])
+    assert follow(run.folder).step.forecast.will_not_end == ((0, "r9"),)
+
+
+def test_what_a_silent_worker_said_last_gets_no_older(run, follow, monkeypatch):
+    for step in (1, 2, 3):
+        file = run.open(step, 0, time_sec=step * 20)
+        file.request(f"{step}-0", time_sec=step * 20 + 10, duration_sec=10)
+        file.close(step * 20 + 12)
+    file = run.open(4, 0, time_sec=80)
+    said = {"event": "turn_end", "request_id": "r9", "turn": 0, "age_sec": 9.0}
+    file.open_now(89, {"turn_end": 1}, [said])
+    assert follow(run.folder).problems == ()
+    clock = time.monotonic
+    monkeypatch.setattr(follower.time, "monotonic", lambda: clock() + 25)  # its file server is slow
+    assert follow(run.folder).problems == ()
+
+
 def test_requests_in_the_engine_are_where_its_scheduler_has_them(run):
     worker = run.open(1, 0)
     scheduler = LiveFile(run, run.folder / "engine" / "scheduler_0_tp0.jsonl", 1, 0)

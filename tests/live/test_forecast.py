@@ -212,8 +212,8 @@ class TestHangs:
 
     def test_within_10_s_and_not_at_once(self):
         assert self.now(4.7) == ()
-        assert self.now(4.75 + 6.0) == ()
-        assert self.now(4.75 + 7.0) == ((0, "r29"),)
+        assert self.now(4.75 + 4.0) == ()
+        assert self.now(4.75 + 6.0) == ((0, "r29"),)
 
     def test_a_longer_one_that_ended_in_this_step_counts(self):
         assert self.now(12.0, tool=11.0) == ()

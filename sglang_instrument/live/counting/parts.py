@@ -16,6 +16,7 @@ from sglang_instrument.schema import LOOP_BLOCK, SCHEDULER_GAUGES, kind_of
 
 _MOST_REQUESTS: Final = 150_000  # of all parts that are known one by one; all are counted
 _SILENCE_US: Final = 1_000_000  # shorter silences are of no interest
+_MOST_CALLS: Final = 256  # events and their tools of which the longest span is known
 _RATE_SEC: Final = 30  # tokens per second are those of so many seconds
 _BEGIN: Final = frozenset({"preprocess", "turn", "generate", "engine", "tool", "interaction", "environment"})
 #: Phases of which a part wants to know the records.
@@ -80,13 +81,14 @@ class OpenBlock:
 
 @dataclass(frozen=True, slots=True)
 class OldRequest:
-    """One of the oldest open requests, as its worker described it; `event` is the innermost open span."""
+    """An old open request; `event` is its innermost span, `in_sec` its age unless that is the request."""
 
     request_id: str | None
     event: str
     turn: int | None
     age_sec: float
     tool: str | None = None
+    in_sec: float | None = None
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class WorkerPart:
         open_now: What was open when the worker last said so; None if it never did.
         reported: Spans that the watchdog reported, and that have not ended since.
         block: The block of its event loop, while it lasts.
-        longest_sec: The longest span of each event that ended.
+        longest_sec: The longest span of each event that ended, and of each `call_of` a tool.
     """
 
     begun_us: int
@@ -161,8 +163,10 @@ class WorkerPart:
         request_id = None if fields.request_id is None else str(fields.request_id)
         if self.reported:
             self.reported.pop((line.event, request_id, turn), None)
-        if line.duration_sec is not None and line.duration_sec > self.longest_sec.get(line.event, 0.0):
-            self.longest_sec[line.event] = line.duration_sec
+        if line.duration_sec is not None:
+            self._lasted(line.event, line.duration_sec)
+            if fields.tool is not None and len(self.longest_sec) < _MOST_CALLS:
+                self._lasted(call_of(line.event, fields.tool), line.duration_sec)
         if phase == "barrier" and self.open_now is not None:
             self.open_now.barriers_ended += 1
         if request_id is None:
@@ -181,6 +185,10 @@ class WorkerPart:
                 request.turn = turn
                 request.turns_us.append(start_us(line))
         return self._tokens(request, fields, line) if counts_tokens else 0
+
+    def _lasted(self, name: str, sec: float) -> None:
+        if sec > self.longest_sec.get(name, 0.0):
+            self.longest_sec[name] = sec
 
     def _begun(self, request_id: str, line: Line) -> Request:
         request = Request(start_us(line))
@@ -238,6 +246,11 @@ class WorkerPart:
                 self.reported[key] = opened
 
 
+def call_of(event: str, tool: str | None) -> str:
+    """Return the name under which a span is compared to others: its event, with its tool if it runs one."""
+    return event if tool is None else f"{event} {tool}"
+
+
 def _reported(span: Any, at_us: int) -> tuple[SpanKey | None, ReportedSpan | None]:
     if not isinstance(span, dict) or not _is_number(span.get("age_sec")):
         return None, None
@@ -293,6 +306,7 @@ def _old_request(described: dict[str, Any]) -> OldRequest:
         turn if isinstance(turn, int) else None,
         float(described["age_sec"]),
         None if described.get("tool") is None else str(described["tool"]),
+        float(described["in_sec"]) if _is_number(described.get("in_sec")) else None,
     )
 
 

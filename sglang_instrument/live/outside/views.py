@@ -4,6 +4,7 @@ Everything is read from `/proc`. A thread of CPython that waits for the interpre
 to ask for it: 200 voluntary context switches a second at hardly any CPU time.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,12 @@ from sglang_instrument.live.outside.stacks import stack_of
 
 Doing = Literal["runs", "sleeps", "stopped", "frozen", "disk"]
 
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
 _TICKS_PER_SEC: Final = 100.0  # of utime and stime; Linux fixes it for user space
-# Of a thread that waits for the interpreter's lock: a busy host delays some wake-ups, and no waiter has more.
+# Of a thread that waits for the interpreter's lock: a busy host delays wake-ups, and no waiter has more.
 _LEAST_PER_SEC: Final = 70.0
+_LEAST_WHEN_BUSY: Final = 30.0
 _MOST_PER_SEC: Final = 260.0
 _WAITERS_CPU: Final = 0.1  # at most this share of a core
 _LEAST_SEC: Final = 0.3  # between two looks that are compared
@@ -84,11 +88,12 @@ class Views:
     _stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _looks: dict[str, tuple[int, _Look]] = field(default_factory=dict)
 
-    def look(self, suspects: Mapping[str, int]) -> None:
+    def look(self, suspects: Mapping[str, int], idle: Mapping[str, int]) -> None:
         """Look at these processes, and forget all others.
 
         Args:
-            suspects: The id of each process, by the name of its files.
+            suspects: The id of each process that is silent in a step, by the name of its files.
+            idle: The same of those that are silent in none: only whether they are stopped matters.
         """
         self.of = {name: view for name, view in self.of.items() if name in suspects}
         self._looks = {name: look for name, look in self._looks.items() if name in suspects}
@@ -105,6 +110,7 @@ class Views:
                 self.of[name] = _compared(pid, before[1], now)
         if self.with_stacks:
             self._add_stacks()
+        self.of |= {name: View(pid, doing) for name, pid in idle.items() if (doing := _stopped(pid))}
 
     def _add_stacks(self) -> None:
         pids = {view.pid for view in self.of.values()}
@@ -113,14 +119,20 @@ class Views:
 
 
 def _compared(pid: int, before: _Look, now: _Look) -> View:
-    lasted = now.looked_sec - before.looked_sec
+    lasted, least = now.looked_sec - before.looked_sec, _least_per_sec()
     is_held = any(
-        _LEAST_PER_SEC <= (thread.switches - before.threads[number].switches) / lasted <= _MOST_PER_SEC
+        least <= (thread.switches - before.threads[number].switches) / lasted <= _MOST_PER_SEC
         and (thread.cpu_sec - before.threads[number].cpu_sec) / lasted <= _WAITERS_CPU
         for number, thread in now.threads.items()
         if number in before.threads
     )
     return View(pid, _doing(before, now), max(0.0, (now.cpu_sec - before.cpu_sec) / lasted), is_held)
+
+
+def _least_per_sec() -> float:
+    """Return how often a thread that waits for the lock wakes up at least, on a host as busy as this one."""
+    busy = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    return max(_LEAST_WHEN_BUSY, _LEAST_PER_SEC / max(1.0, busy))
 
 
 def _doing(before: _Look, now: _Look) -> Doing:
@@ -136,10 +148,21 @@ def _doing(before: _Look, now: _Look) -> Doing:
 def _look_at(pid: int) -> _Look | None:
     """Return what `/proc` says of a process; None if it is gone, or `/proc` does not tell."""
     try:
-        state, cpu_sec = _stat(Path(f"/proc/{pid}/stat"))
+        state, cpu_sec = _stat(_PROC / f"{pid}/stat")
     except (OSError, ValueError, IndexError):
         return None
     return _Look(time.monotonic(), state, cpu_sec, _is_frozen(pid), dict(_threads(pid)))
+
+
+def _stopped(pid: int) -> Doing | None:
+    """Return whether a process is stopped or frozen, by little more than one read."""
+    try:
+        state = _stat(_PROC / f"{pid}/stat")[0]
+    except (OSError, ValueError, IndexError):
+        return None
+    if state in _STOPPED:
+        return "stopped"
+    return "frozen" if _is_frozen(pid) else None
 
 
 def _stat(path: Path) -> tuple[str, float]:
@@ -149,7 +172,7 @@ def _stat(path: Path) -> tuple[str, float]:
 
 
 def _threads(pid: int) -> Iterator[tuple[int, _ThreadState]]:
-    folder = Path(f"/proc/{pid}/task")
+    folder = _PROC / f"{pid}/task"
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError:
@@ -169,14 +192,21 @@ def _threads(pid: int) -> Iterator[tuple[int, _ThreadState]]:
 def _is_frozen(pid: int) -> bool:
     """Return whether the control group of a process is frozen, as `docker pause` does it."""
     try:
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                events = Path(f"/sys/fs/cgroup{path}/cgroup.events").read_text()
-                return "frozen 1" in events
-            if "freezer" in controllers:
-                state = Path(f"/sys/fs/cgroup/freezer{path}/freezer.state").read_text()
-                return state.startswith(("FROZEN", "FREEZING"))
+        lines = (_PROC / f"{pid}/cgroup").read_text().splitlines()
     except (OSError, ValueError):
+        return False
+    return any(_is_frozen_by(line) for line in lines)
+
+
+def _is_frozen_by(line: str) -> bool:
+    """Return whether a control group is frozen, by a line of `/proc/PID/cgroup`, as "6:freezer:/docker/a"."""
+    try:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            return "frozen 1" in (_CGROUPS / path.lstrip("/") / "cgroup.events").read_text()
+        if "freezer" in controllers.split(","):
+            state = (_CGROUPS / "freezer" / path.lstrip("/") / "freezer.state").read_text()
+            return state.startswith(("FROZEN", "FREEZING"))
+    except (OSError, ValueError):  # a root group has no state
         return False
     return False

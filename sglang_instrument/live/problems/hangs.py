@@ -84,7 +84,7 @@ def _open_too_long(now: Now, step: StepKey, key: WorkerKey, part: WorkerPart) ->
 
 def _hanging(now: Now, key: WorkerKey, part: WorkerPart) -> dict[str | None, _Hanging]:
     """Return what hangs, by request. What only waits since the event loop is blocked does not."""
-    limits, now_us, blocked_sec = now.limits_sec, now.clock_us(key), block_sec(now, key, part)
+    limits, now_us, blocked_sec = now.limits_sec, now.heard_us(key), block_sec(now, key, part)
     if blocked_sec:  # what is young but for the block only waits for it
         limits = {phase: max(limit_sec, _LEAST_SEC) for phase, limit_sec in limits.items()}
     hanging: dict[str | None, _Hanging] = {}

@@ -15,6 +15,7 @@ from sglang_instrument.schema import kind_of
 # runs none was accused wrongly; with 2 times, 1 in 500. In a first step, long requests are still to come.
 TIMES: Final = 3.0
 _UNKNOWN_SEC: Final = 300.0  # where nothing tells how long is usual
+_HEARD_US: Final = 3_000_000  # a process with requests open writes every 2 s
 _FORGET_SEC: Final = 6.0  # for so long `open_now` is believed, when all that it named may have ended
 HANGING_PHASES: Final = frozenset(
     {"request", "turn", "tool", "interaction", "environment", "reward", "weights"}
@@ -74,6 +75,13 @@ class Now:
     def clock_us(self, key: WorkerKey) -> int:
         """Return what the clock of a process shows now."""
         return self.counts.processes[key].now_us(self.now)
+
+    def heard_us(self, key: WorkerKey) -> int:
+        """Return the time on the clock of a process up to which its words are known, about.
+
+        While it writes nothing, what it said is open may have ended: such a span gets no older.
+        """
+        return min(self.clock_us(key), self.counts.processes[key].last_us + _HEARD_US)
 
     def phase_of(self, key: WorkerKey, event: str) -> str:
         """Return the phase of an event, as its process logs it: an event of its own may name one."""

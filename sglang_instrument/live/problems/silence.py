@@ -13,7 +13,7 @@ from sglang_instrument.plain_text import duration
 
 SUSPECT_SEC: Final = 3.0  # a process that is silent for so long is looked at from outside
 _STOPPED_SEC: Final = 5.0  # silence of a process that is stopped or frozen
-_HELD_SEC: Final = 8.0  # of one whose interpreter is held by one call, or that waits for a disk
+_HELD_SEC: Final = 6.0  # of one whose interpreter is held by one call, or that waits for a disk
 _MORE_SEC: Final = 5.0  # so much longer than the longest silence that it broke
 _OPEN_SEC: Final = 15.0  # of one with requests open, which writes every 2 s
 _BUSY_SHARE: Final = 0.1  # of a core: others may want it, too
@@ -30,19 +30,27 @@ def suspects(now: Now) -> Iterator[tuple[WorkerKey, Process, WorkerPart]]:
                 yield key, process, part
 
 
+def idle(now: Now) -> Iterator[tuple[WorkerKey, Process]]:
+    """Yield the other processes that have not written for a moment: between two steps, or in none."""
+    in_step = {key for key, _, _ in suspects(now)}
+    for key, process in now.counts.processes.items():
+        is_silent = now.now - process.last_at > SUSPECT_SEC
+        if is_silent and key not in in_step and not process.log_closed and not now.is_over:
+            yield key, process
+
+
 def silences(now: Now, step: StepKey | None) -> list[Problem]:
     """Return the processes that are silent for longer than one that works."""
     parts: Mapping[WorkerKey, WorkerPart] = now.counts.steps.get(step, {}) if step is not None else {}
+    silent = [(key, process, part) for key, process, part in suspects(now) if parts.get(key) is part]
+    whys = [(key, process, _why(now, process, part)) for key, process, part in silent]
+    whys += [(key, process, _stopped(now, process)) for key, process in idle(now)]
     problems = []
-    for key, process, part in suspects(now):
-        view = view_of(process, now.views)
-        if parts.get(key) is not part or _is_gone(process, now):
-            continue
-        silent_sec = now.now - process.last_at
-        why = _why(now, process, part, view)
-        if why is not None:
-            sentence = f"{why}; {last_words(process)}{_advice(view)}"
-            problems.append(problem_of("hang", now.since_us(silent_sec), key, step, sentence))
+    for key, process, why in whys:
+        if why is not None and not _is_gone(process, now):
+            sentence = f"{why}; {last_words(process)}{_advice(view_of(process, now.views))}"
+            since_us = now.since_us(now.now - process.last_at)
+            problems.append(problem_of("hang", since_us, key, step, sentence))
     return sorted(problems, key=lambda problem: problem.since_us)
 
 
@@ -56,8 +64,18 @@ def _is_gone(process: Process, now: Now) -> bool:
     return False in answers and True not in answers
 
 
-def _why(now: Now, process: Process, part: WorkerPart, view: View | None) -> str | None:
-    """Return what a silent process does, in words; None if its silence is usual."""
+def _stopped(now: Now, process: Process) -> str | None:
+    """Return that a silent process is stopped or frozen, in words; None if it is not, or only briefly."""
+    view = view_of(process, now.views)
+    if view is None or now.now - process.last_at < _STOPPED_SEC:
+        return None
+    stops = {"stopped": "is stopped (SIGSTOP, or a debugger)", "frozen": "is frozen with its cgroup"}
+    return f"its process {view.pid} {stops[view.doing]}" if view.doing in stops else None
+
+
+def _why(now: Now, process: Process, part: WorkerPart) -> str | None:
+    """Return what a process that is silent in a step does, in words; None if its silence is usual."""
+    view = view_of(process, now.views)
     silent_sec, usual_sec = now.now - process.last_at, process.longest_silence_sec
     has_open = open_now_of(part, process.now_us(now.now)) is not None
     if view is None:
@@ -67,8 +85,7 @@ def _why(now: Now, process: Process, part: WorkerPart, view: View | None) -> str
         return f"its process writes nothing within the step; {longest}"
     process_id = f"its process {view.pid}"
     if view.doing in ("stopped", "frozen"):
-        stops = {"stopped": "is stopped (SIGSTOP, or a debugger)", "frozen": "is frozen with its cgroup"}
-        return f"{process_id} {stops[view.doing]}" if silent_sec > _STOPPED_SEC else None
+        return _stopped(now, process)
     if silent_sec < max(_HELD_SEC, usual_sec + _MORE_SEC):
         return None
     if view.doing == "disk":
