@@ -169,9 +169,8 @@ def _fitted(calls: pl.DataFrame, shared: bool) -> tuple[float, EngineSpeed]:
 def nonnegative_least_squares(parts: Array, sums: Array) -> Array:
     """Return the x >= 0 that minimises |parts @ x - sums|, by trying every choice of the columns that count.
 
-    For four columns these are 15 small systems. `scipy.optimize.nnls` takes half a second to import. Of choices
-    that are equally good, which happens where columns are multiples of each other, the one with the fewest and
-    first columns is taken.
+    For four columns these are 15 small systems; `scipy.optimize.nnls` takes half a second to import. Where
+    columns are multiples of each other, several choices are equally good: the fewest and first columns count.
 
     Args:
         parts: Rows by a few columns.
