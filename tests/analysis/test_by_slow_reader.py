@@ -1,6 +1,6 @@
 """Commands answer as a slow reader does, which was written from docs/reference alone, over 40 mutated runs.
 
-Runs have aborts, retries, samples side by side, restarts, two processes of a rank, torn lines, and ids without
+Runs have aborts, retries, samples side by side, restarts, two processes of a rank, torn lines, ids without
 spans of whole requests. The reader goes over the lines in plain loops.
 """
 
