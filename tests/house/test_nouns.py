@@ -27,7 +27,6 @@ ALLOWED: dict[str, set[str]] = {
 NOT_DONE = {
     "tests/analysis",
     "tests/live",
-    "tests/recording/watch",
 }
 
 COMPILED = {".pyx", ".pxi", ".pxd"}

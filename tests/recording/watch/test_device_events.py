@@ -151,7 +151,7 @@ def holding():
 
 
 def names(passed):
-    return [one.event for one in passed]
+    return [recorded.event for recorded in passed]
 
 
 def test_a_span_is_held_back_until_the_gpu_has_done_its_work(gpu, passed):
@@ -164,9 +164,9 @@ def test_a_span_is_held_back_until_the_gpu_has_done_its_work(gpu, passed):
     gpu.finish()
     with span("later"):
         pass
-    [timed] = [one for one in passed if one.event == "preprocessing_duration"]
+    [timed] = [recorded for recorded in passed if recorded.event == "preprocessing_duration"]
     assert timed.device_sec == pytest.approx(0.030)
-    assert [one.device_sec for one in passed if one is not timed] == [None, None]
+    assert [recorded.device_sec for recorded in passed if recorded is not timed] == [None, None]
 
 
 def test_work_queued_before_and_after_a_span_is_not_in_its_device_sec(gpu, passed):
@@ -182,7 +182,7 @@ def test_work_queued_before_and_after_a_span_is_not_in_its_device_sec(gpu, passe
     gpu.finish()
     with span("later"):
         pass
-    device_sec = {one.event: one.device_sec for one in passed}
+    device_sec = {recorded.event: recorded.device_sec for recorded in passed}
     assert device_sec["preprocessing_duration"] == pytest.approx(0.020)
     assert device_sec["barrier"] == pytest.approx(0)
     assert device_sec["total_step_duration"] == pytest.approx(0.035)
@@ -225,7 +225,7 @@ def test_what_is_held_when_a_capture_begins_is_asked_for_after_it(gpu, passed):
     with span("later"):
         pass
     assert sorted(names(passed)) == ["captured", "later", "preprocessing_duration"]
-    assert max(one.device_sec or 0 for one in passed) == pytest.approx(0.003)
+    assert max(recorded.device_sec or 0 for recorded in passed) == pytest.approx(0.003)
 
 
 @pytest.mark.parametrize("fails", ["record", "query", "elapsed_time"])
@@ -241,14 +241,14 @@ def test_an_error_of_the_gpu_is_left_to_the_trainer_said_once_and_costs_no_recor
         assert len(held) <= 3
     holding().release_all()
     assert sorted(names(passed)) == ["later"] * 3 + ["preprocessing_duration"] * 3
-    said = [one["notice"] for one in notices.noticed() if "CUDA event" in str(one["notice"])]
+    said = [notice["notice"] for notice in notices.noticed() if "CUDA event" in str(notice["notice"])]
     assert len(said) == 1
 
 
 def test_a_span_that_raised_is_not_marked_at_its_end(gpu, passed):
     with pytest.raises(KeyError), span("preprocessing_duration"):
         raise KeyError
-    assert [one.error for one in passed] == ["KeyError"]
+    assert [recorded.error for recorded in passed] == ["KeyError"]
     assert gpu.calls == ["record"]
 
 
@@ -258,7 +258,7 @@ def test_a_span_that_never_ends_gives_its_mark_to_no_other_and_is_forgotten(gpu,
         span("preprocessing_duration").__enter__()
         with span("turn_engine_call"):
             gpu.queue(1)
-    assert [one.device_sec for one in passed] == [None] * 200
+    assert [recorded.device_sec for recorded in passed] == [None] * 200
     assert len(holding()._begun) == 10
     spans.OPEN.clear()
 
@@ -273,7 +273,7 @@ def test_a_span_held_too_long_is_recorded_without_device_sec(gpu, passed, monkey
     holding().let_old_go()
     assert names(passed) == ["preprocessing_duration"]
     assert gpu.calls == asked
-    assert [one["times"] for one in notices.noticed()] == [1]
+    assert [notice["times"] for notice in notices.noticed()] == [1]
 
 
 def test_cuda_events_are_used_again(gpu, passed):
@@ -306,7 +306,7 @@ def test_decorated_functions_and_spans_in_coroutines_are_marked_too(gpu, passed)
     asyncio.run(run())
     gpu.finish()
     holding().release_finished()
-    device_sec = {one.event: one.device_sec for one in passed}
+    device_sec = {recorded.event: recorded.device_sec for recorded in passed}
     assert device_sec["preprocessing_duration"] == pytest.approx(0.004)
     assert device_sec["padding_duration"] == pytest.approx(0.008)
     assert device_sec["data_extraction_duration"] == pytest.approx(0.002)
@@ -415,6 +415,6 @@ def test_each_thread_queries_its_events_at_its_own_times(gpu, passed, monkeypatc
         other.start()
         other.join()
         holding()._held.clear()  # the next thread may get the same ident
-    assert [one.device_sec for one in passed if one.event == "preprocessing_duration"] == [
+    assert [recorded.device_sec for recorded in passed if recorded.event == "preprocessing_duration"] == [
         pytest.approx(0.001)
     ] * 3

@@ -68,7 +68,7 @@ def in_requests(*works, look):
 
     async def run():
         over = asyncio.Event()
-        tasks = [asyncio.create_task(request(*one, over)) for one in enumerate(works)]
+        tasks = [asyncio.create_task(request(*numbered, over)) for numbered in enumerate(works)]
         for _ in range(5):  # each task may start another
             await asyncio.sleep(0)
         await asyncio.sleep(0.02)
@@ -118,13 +118,13 @@ def test_a_record_counts_open_spans_and_says_where_the_requests_are(now):
         {"event": "request", "request_id": "r3", "age_sec": None},
     ]
     passed = time.monotonic() - begun + 0.001  # ages are rounded
-    assert all(0.019 < one["age_sec"] <= passed for one in line["extra"]["oldest"])
+    assert all(0.019 < oldest["age_sec"] <= passed for oldest in line["extra"]["oldest"])
 
 
 def test_five_requests_are_described_the_oldest_ones(now):
     (line,) = in_requests(*[in_engine] * 20, look=now)
     assert line["extra"]["requests"] == {"turn": 20}
-    assert [one["request_id"] for one in line["extra"]["oldest"]] == ["r0", "r1", "r2", "r3", "r4"]
+    assert [oldest["request_id"] for oldest in line["extra"]["oldest"]] == ["r0", "r1", "r2", "r3", "r4"]
 
 
 def test_a_request_without_an_id_is_told_from_others_by_its_task(now):
@@ -315,7 +315,7 @@ def test_of_very_many_spans_the_oldest_and_the_newest_are_counted(now):
         (line,) = now()
     assert line["extra"]["open"]["request"] + line["extra"]["uncounted"] == 50_000
     assert line["extra"]["uncounted"] < 40_000
-    assert [one["request_id"] for one in line["extra"]["oldest"]] == [0, 1, 2, 3, 4]
+    assert [oldest["request_id"] for oldest in line["extra"]["oldest"]] == [0, 1, 2, 3, 4]
 
 
 def test_spans_may_open_and_end_while_they_are_counted(now):
@@ -325,10 +325,10 @@ def test_spans_may_open_and_end_while_they_are_counted(now):
         with bind(step=1, worker=0):
             while not over.is_set():
                 entered = [span("request", request_id=f"{worker}.{number}") for number in range(100)]
-                for one in entered:
-                    one.__enter__()
-                for one in entered:
-                    one.__exit__(None, None, None)
+                for opened in entered:
+                    opened.__enter__()
+                for opened in entered:
+                    opened.__exit__(None, None, None)
                 time.sleep(0.001)  # else there would be millions of records
 
     switch = sys.getswitchinterval()
@@ -404,10 +404,10 @@ def test_a_forked_child_counts_its_own_requests_and_not_its_parents(run_script):
     )
     for worker, name, inside in ((0, "parent", "request"), (1, "child", "tool")):
         written = script.records[f"step_1/worker_{worker}.jsonl"]
-        found = [record["extra"] for record in written if record["event"] == "open_now"]
-        assert found
-        assert all(one["requests"] == {inside: 1} for one in found)
-        assert {one["request_id"] for extra in found for one in extra["oldest"]} == {name}
+        reports = [record["extra"] for record in written if record["event"] == "open_now"]
+        assert reports
+        assert all(report["requests"] == {inside: 1} for report in reports)
+        assert {oldest["request_id"] for extra in reports for oldest in extra["oldest"]} == {name}
 
 
 def test_to_count_requests_outside_of_any_step_says_nothing_about_their_step(now):

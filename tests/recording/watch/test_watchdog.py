@@ -126,7 +126,7 @@ def test_a_report_of_many_tasks_goes_through_those_of_a_loop_once(monkeypatch):
     with records():
         (report,) = asyncio.run(run())
     assert report["extra"]["open"] == 30
-    assert all(" hang" in "".join(one["stack"]) for one in report["extra"]["spans"])
+    assert all(" hang" in "".join(open_span["stack"]) for open_span in report["extra"]["spans"])
     assert len(asked) == 1
 
 
