@@ -16,6 +16,8 @@ def names_of(module):
     """Return the names that a module may define, or None if no file is that module's."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if file.with_suffix(".pyi").exists():  # names that a package loads when they are asked for
+        file = file.with_suffix(".pyi")
     compiled = path.with_suffix(".pyx")
     if not file.exists():
         return set(re.findall(r"\w+", compiled.read_text())) if compiled.exists() else None
