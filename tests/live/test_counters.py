@@ -18,10 +18,10 @@ def test_a_program_cannot_make_series_without_end(run):
     for number in range(600):
         file.span(f"mine_{number}", 1, 0.5, phase=f"phase_{number}")
     with served(run.folder) as (server, _):
-        found = samples(server)
-        assert len(found["sglang_instrument_events_total"]) <= 257
-        assert sum(found["sglang_instrument_events_total"].values()) == 600
-        assert value(found, "phase_seconds_total", phase="other") == pytest.approx(300)
+        served_samples = samples(server)
+        assert len(served_samples["sglang_instrument_events_total"]) <= 257
+        assert sum(served_samples["sglang_instrument_events_total"].values()) == 600
+        assert value(served_samples, "phase_seconds_total", phase="other") == pytest.approx(300)
 
 
 def test_counters_grow_on_when_the_follower_is_started_again(run):
@@ -41,7 +41,9 @@ def test_counters_grow_on_when_the_follower_is_started_again(run):
         server.counters._name = name  # the port is another one
         again = samples(server)
         counters = [series for series in before if series.endswith("_total")]
-        assert all(again[one][labels] >= known for one in counters for labels, known in before[one].items())
+        assert all(
+            again[series][labels] >= known for series in counters for labels, known in before[series].items()
+        )
         assert value(again, "tokens_total") == value(before, "tokens_total")
         run.open(9, 0).request("a", time_sec=9, duration_sec=1, tokens=100)
         read_on(follower)
@@ -77,13 +79,13 @@ def test_counters_wait_until_the_run_is_read_to_its_end(run):
 
 
 @pytest.mark.parametrize(
-    "found", ["", "[]", '{"run_id": 3}', '{"run_id": "run-1", "series": [[["x"], "y"]]}']
+    "content", ["", "[]", '{"run_id": 3}', '{"run_id": "run-1", "series": [[["x"], "y"]]}']
 )
-def test_a_file_of_counters_that_is_none_is_no_harm(run, found):
+def test_a_file_of_counters_that_is_none_is_no_harm(run, content):
     run.open(1, 0).request("a", time_sec=1, duration_sec=1, tokens=100)
     with served(run.folder) as (server, _):
         (run.folder / "live").mkdir()
-        (run.folder / "live" / server.counters._name).write_text(found)
+        (run.folder / "live" / server.counters._name).write_text(content)
         assert value(samples(server), "tokens_total") == 100
 
 
@@ -102,9 +104,9 @@ def test_a_run_that_is_new_begins_its_counters_anew(run):
         again = LiveRun(run.folder, run_id="run-2", begin_us=run.begin_us + 10_000_000)
         again.open(1, 0).request("a", time_sec=1, duration_sec=1, tokens=7)
         read_on(follower)
-        found = samples(server)
-        assert value(found, "tokens_total") == 7
-        assert value(found, "run_info", run_id="run-2") == 1
+        served_samples = samples(server)
+        assert value(served_samples, "tokens_total") == 7
+        assert value(served_samples, "run_info", run_id="run-2") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_said_as_a_problem_of_the_follower(run):

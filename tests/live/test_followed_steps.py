@@ -27,7 +27,7 @@ def live(run):
 def parts():
     """Return the parts of steps that this process remembers."""
     gc.collect()
-    return [one for one in gc.get_objects() if type(one) is WorkerPart]
+    return [remembered for remembered in gc.get_objects() if type(remembered) is WorkerPart]
 
 
 def test_requests_of_older_steps_are_forgotten(run, live):
@@ -38,8 +38,8 @@ def test_requests_of_older_steps_are_forgotten(run, live):
             file.request(f"r{number}", time_sec=step + 0.5, duration_sec=0.1)
         file.close(step + 0.9)
         live.catch_up()
-    kept = [one for one in parts() if not any(one is other for other in of_other_tests)]
-    assert sum(len(one.requests) for one in kept) == 4 * 50
+    part = [part for part in parts() if not any(part is other for other in of_other_tests)]
+    assert sum(len(part.requests) for part in part) == 4 * 50
     assert live.snapshot().totals["worker", 0].requests == 12 * 50
 
 
@@ -52,7 +52,7 @@ def test_a_hang_in_an_older_step_that_goes_on_is_told(run, live):
         file.open_now(901, {"tool_execution": 1}, [])
     snapshot = live.catch_up()
     assert snapshot.step.step == 2
-    assert [(one.kind, one.step) for one in snapshot.problems] == [("hang", 1)]
+    assert [(problem.kind, problem.step) for problem in snapshot.problems] == [("hang", 1)]
     assert snapshot.hangs
 
 
@@ -113,15 +113,15 @@ def test_a_request_whose_id_is_a_number_has_its_records(run, live):
     file.span("tool_execution", 2, 1, request_id=17, turn=0)
     file.open_now(3, {"tool_execution": 1}, [{"event": "tool_execution", "request_id": 17, "age_sec": 2}])
     step = live.catch_up().step
-    told = "\n".join(request_lines(run.folder, step, step.oldest[0]))
-    assert "tool_execution" in told.partition("now:")[0]
+    lines = "\n".join(request_lines(run.folder, step, step.oldest[0]))
+    assert "tool_execution" in lines.partition("now:")[0]
 
 
 def test_torn_lines_are_told(run, live):
     file = run.open(1, 0)
     file.raw('{"timestamp":"2026-01-01T00:00:00+00:00","event":"turn\n')
     file.open_now(3, {"tool_execution": 1}, [])
-    assert [one.sentence for one in live.catch_up().problems] == ["torn lines in the log: 1"]
+    assert [problem.sentence for problem in live.catch_up().problems] == ["torn lines in the log: 1"]
 
 
 def _ended_process() -> int:

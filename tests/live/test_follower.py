@@ -41,13 +41,13 @@ def follow():
     followers = {}
 
     def read(logs, with_done=False):
-        one = followers.setdefault(logs, None) or Follower(logs, with_done=with_done)
-        followers[logs] = one
-        return one.catch_up()
+        reader = followers.setdefault(logs, None) or Follower(logs, with_done=with_done)
+        followers[logs] = reader
+        return reader.catch_up()
 
     yield read
-    for one in followers.values():
-        one.stop()
+    for reader in followers.values():
+        reader.stop()
 
 
 def dead_pid():
@@ -67,7 +67,7 @@ def test_a_step_in_progress_is_counted(run, follow):
     assert step.tokens == 410
     assert 8 < step.age_sec < 10 + BUSY_SEC
     assert step.requests_expected is None
-    assert [(one.request_id, one.worker) for one in step.oldest] == [("a9", 0)]
+    assert [(request.request_id, request.worker) for request in step.oldest] == [("a9", 0)]
     first.request("a9", time_sec=11, duration_sec=9)
     step = follow(run.folder).step
     assert (step.requests_done, step.requests_open) == (6, 0)
@@ -82,9 +82,14 @@ def test_open_now_says_where_the_requests_are(run, follow):
     snapshot = follow(run.folder)
     assert snapshot.step.open == {"engine": 5, "tool": 2, "reward": 1}
     assert snapshot.step.requests_open == 8
-    one = snapshot.step.oldest[0]
-    assert (one.request_id, one.turn, one.event, one.tokens) == ("r0", 1, "tool_execution", 33)
-    assert 7.5 <= one.age_sec < 7.5 + BUSY_SEC
+    request = snapshot.step.oldest[0]
+    assert (request.request_id, request.turn, request.event, request.tokens) == (
+        "r0",
+        1,
+        "tool_execution",
+        33,
+    )
+    assert 7.5 <= request.age_sec < 7.5 + BUSY_SEC
     assert snapshot.workers[0].open == {"engine": 5, "tool": 2, "reward": 1}
 
 
@@ -104,7 +109,7 @@ def test_workers_in_a_barrier_wait_for_the_one_that_is_late(run, follow):
     files[0].open_now(5.0, {}, [], barrier_wait_duration=1)
     files[1].open_now(5.0, {"turn_end": 3}, [])
     files[2].close(5.0)
-    workers = {one.worker: one for one in follow(run.folder).workers}
+    workers = {worker.worker: worker for worker in follow(run.folder).workers}
     assert [workers[rank].state for rank in range(3)] == ["waits", "runs", "waits"]
     assert [workers[rank].waits_for for rank in range(3)] == [1, None, 1]
     assert workers[0].open == {"barrier": 1}
@@ -185,7 +190,7 @@ def test_a_process_that_is_gone_in_the_middle_of_a_step_died(run, follow):
     run.open(1, 1).open_now(2.0, {"turn_end": 7}, [])
     snapshot = follow(run.folder)
     assert snapshot.ended is None
-    assert [(one.worker, one.state) for one in snapshot.workers] == [(0, "runs"), (1, "dead")]
+    assert [(worker.worker, worker.state) for worker in snapshot.workers] == [(0, "runs"), (1, "dead")]
     (problem,) = snapshot.problems
     assert problem.kind == "death"
     assert problem.sentence == "worker 1: the process has ended with 7 requests open"
@@ -199,7 +204,7 @@ def test_a_process_on_another_host_that_falls_silent_with_requests_open_died(run
     run.open(1, 1).open_now(2.0, {"turn_end": 7}, [])
     os.utime(run.folder / "step_1" / "worker_1.jsonl", (begun, begun))
     snapshot = follow(run.folder)
-    assert [one.state for one in snapshot.workers] == ["runs", "dead"]
+    assert [worker.state for worker in snapshot.workers] == ["runs", "dead"]
     assert 300 <= snapshot.workers[1].silent_sec < 300 + BUSY_SEC
     assert "writes no more" in snapshot.problems[0].sentence
 
@@ -271,16 +276,16 @@ def test_finished_steps_have_the_numbers_of_summary(tmp_path, follow, capsys):
     done = follow(logs, with_done=True).done
     assert main(["summary", str(logs), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert [one.step for one in done] == [row["step"] for row in summary["steps"]]
-    for one, row in zip(done, summary["steps"], strict=True):
-        assert (one.requests, one.tokens) == (row["requests"], row["response_tokens"])
-        assert one.duration_sec == pytest.approx(row["duration_sec"])
-        assert (one.p50_sec, one.p99_sec) == pytest.approx((row["p50_sec"], row["p99_sec"]))
+    assert [step.step for step in done] == [row["step"] for row in summary["steps"]]
+    for step, row in zip(done, summary["steps"], strict=True):
+        assert (step.requests, step.tokens) == (row["requests"], row["response_tokens"])
+        assert step.duration_sec == pytest.approx(row["duration_sec"])
+        assert (step.p50_sec, step.p99_sec) == pytest.approx((row["p50_sec"], row["p99_sec"]))
         spent = {}
         for part in summary["ledger"]["steps"]:
-            if part["step"] == one.step:
+            if part["step"] == step.step:
                 spent[part["part"]] = spent.get(part["part"], 0.0) + part["sec"]
-        assert one.ledger == pytest.approx(spent, abs=0.02)
+        assert step.ledger == pytest.approx(spent, abs=0.02)
     assert done[2].straggler == 1
 
 
@@ -296,9 +301,9 @@ def test_a_run_written_bit_by_bit_gives_what_the_whole_gives(tmp_path, follow):
     live.stop()
     assert now.step.step == then.step.step == 3
     assert (now.step.requests_done, now.step.is_over) == (12, True)
-    assert [one.requests for one in now.done] == [one.requests for one in then.done]
+    assert [step.requests for step in now.done] == [step.requests for step in then.done]
     assert now.totals["worker", 0].requests == 18
-    assert {one.step for one in now.done if one.validate} == {2}
+    assert {step.step for step in now.done if step.validate} == {2}
 
 
 def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, follow):
@@ -335,18 +340,18 @@ def test_a_restarted_run_begins_anew(tmp_path, follow):
     second.open(2, 0).request("b", time_sec=2, duration_sec=1)
     snapshot = follow(first.folder)
     assert (snapshot.run_id, snapshot.step.step, snapshot.step.requests_done) == ("run-2", 2, 1)
-    assert [one.step for one in snapshot.workers] == [2]
+    assert [worker.step for worker in snapshot.workers] == [2]
     first.open(3, 0, time_sec=50).request("late", time_sec=51, duration_sec=1)
     assert follow(first.folder).step.requests_done == 1
 
 
 def test_steps_that_a_restarted_run_does_again_are_no_longer_finished(tmp_path, follow):
     logs = synthetic_run(tmp_path / "exp", steps=3, workers=2, requests=3)
-    assert [one.step for one in follow(logs, with_done=True).done] == [1, 2, 3]
+    assert [step.step for step in follow(logs, with_done=True).done] == [1, 2, 3]
     LiveRun(logs, "run-2").open(2, 0).request("b", time_sec=2, duration_sec=1)
     snapshot = follow(logs, with_done=True)
     assert snapshot.run_id == "run-2"
-    assert [one.step for one in snapshot.done] == [1]
+    assert [step.step for step in snapshot.done] == [1]
 
 
 def test_a_follower_that_is_started_again_tells_the_same(run, follow):
@@ -356,8 +361,8 @@ def test_a_follower_that_is_started_again_tells_the_same(run, follow):
     first, again = follow(run.folder), Follower(run.folder, with_done=False)
     second = again.catch_up()
     assert (first.step.step, first.step.requests_done) == (second.step.step, second.step.requests_done)
-    assert {key: one.requests for key, one in first.totals.items()} == {
-        key: one.requests for key, one in second.totals.items()
+    assert {key: counters.requests for key, counters in first.totals.items()} == {
+        key: counters.requests for key, counters in second.totals.items()
     }
 
 
@@ -596,7 +601,7 @@ def test_analysis_rests_after_it_worked_and_then_makes_up_for_it(run, monkeypatc
     live.catch_up()
     live._run._processors = 1e-9
     write_step(run, 2, begun=4)
-    assert [one.step for one in live.catch_up().done] == [1, 2]  # whoever asks now gets an answer
+    assert [step.step for step in live.catch_up().done] == [1, 2]  # whoever asks now gets an answer
     write_step(run, 3, begun=8)
     live._run.tail.hurry()
     live.round()
@@ -605,7 +610,7 @@ def test_analysis_rests_after_it_worked_and_then_makes_up_for_it(run, monkeypatc
     live._run._rests_until = 0.0
     live._run._finish_steps(time.monotonic() + 10)
     assert live._run._analyst.is_busy or live._run._analyst._answers  # it may have answered by now
-    assert [one.step for one in live.catch_up().done] == [1, 2, 3]
+    assert [step.step for step in live.catch_up().done] == [1, 2, 3]
     live.stop()
 
 
@@ -614,7 +619,7 @@ def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(
     file = run.open(1, 0)
     file.request("a", time_sec=2, duration_sec=1)
     file.close(3)
-    assert [one.step for one in live.catch_up().done] == [1]
+    assert [step.step for step in live.catch_up().done] == [1]
     analyst = live._run._analyst
     analyst._process.kill()
     analyst._listener.join()
@@ -625,7 +630,7 @@ def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(
     file.close(7)
     snapshot = live.catch_up()
     live.stop()
-    assert [one.step for one in snapshot.done] == [1, 2]
+    assert [step.step for step in snapshot.done] == [1, 2]
     assert not snapshot.problems
 
 
@@ -635,9 +640,9 @@ def test_ranks_of_one_launch_with_ids_of_their_own_are_followed_together(
 ):
     first = LiveRun(tmp_path / "exp", "run-1")
     second = LiveRun(tmp_path / "exp", "run-2", begin_us=first.begin_us)
-    one = first.open(1, 0, launch=key, launcher="h:1:1", rank=0)
+    first_file = first.open(1, 0, launch=key, launcher="h:1:1", rank=0)
     two = second.open(1, 1, time_sec=1, launch=key, launcher=second_launcher, rank=1)
-    one.request("a", time_sec=10, duration_sec=9)
+    first_file.request("a", time_sec=10, duration_sec=9)
     two.request("b", time_sec=10, duration_sec=5)
     assert follow(first.folder).step.requests_done == 2
     second.open(2, 1, time_sec=12, launch=key, launcher=second_launcher, rank=1).request(

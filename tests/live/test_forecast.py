@@ -15,7 +15,7 @@ from sglang_instrument.testing.usual_run import usual_shape
 
 def lasting(*sec, after_sec=1.0, **longest_sec):
     """Return a step of one worker whose requests begin at once, and last so long."""
-    requests = Requests.of((f"r{place}", 0, 0.0, one, [0.0]) for place, one in enumerate(sec))
+    requests = Requests.of((f"r{place}", 0, 0.0, lasted_sec, [0.0]) for place, lasted_sec in enumerate(sec))
     return PastStep(requests, max(sec) + after_sec, longest_sec)
 
 
@@ -41,9 +41,9 @@ def test_intervals_hold_and_are_narrower_than_the_step(usual):
     for step in usual[2:]:
         for share in (0.25, 0.5, 0.75):
             age_sec = share * step.end_sec
-            told = forecast(history, step.so_far(age_sec))
-            assert 0 <= told.low_sec < told.high_sec < 2 * step.end_sec
-            held += told.low_sec <= step.end_sec - age_sec <= told.high_sec
+            forecasted = forecast(history, step.so_far(age_sec))
+            assert 0 <= forecasted.low_sec < forecasted.high_sec < 2 * step.end_sec
+            held += forecasted.low_sec <= step.end_sec - age_sec <= forecasted.high_sec
             asked += 1
         history = history.after(step)
     assert held / asked > 0.6
@@ -58,23 +58,23 @@ def test_an_open_request_is_compared_with_those_that_lasted_longer():
     # Of the requests that lasted longer than 40 s, all took 60 s.
     history = history_of([lasting(*([5.0] * 30), *([60.0] * 10), after_sec=0.0) for _ in range(6)])
     now = replace(lasting(*([5.0] * 39), 60.0).so_far(40.0))
-    told = forecast(history, now)
-    assert told.low_sec == pytest.approx(20, abs=4)
-    assert told.high_sec == pytest.approx(20, abs=5)
-    assert told.decides == (0, "r39")
-    assert told.decides_share == pytest.approx(1)
+    forecasted = forecast(history, now)
+    assert forecasted.low_sec == pytest.approx(20, abs=4)
+    assert forecasted.high_sec == pytest.approx(20, abs=5)
+    assert forecasted.decides == (0, "r39")
+    assert forecasted.decides_share == pytest.approx(1)
 
 
 def test_a_step_with_a_slow_engine_is_forecast_to_take_longer():
     shape = RunShape(steps=5, workers=2, requests=40, seed=3)
     usual, slow = (
-        [one.past for one in steps_of(shape, causes)] for causes in ([], [SlowEngine(5, None, 4.0)])
+        [step.past for step in steps_of(shape, causes)] for causes in ([], [SlowEngine(5, None, 4.0)])
     )
     history = history_of(usual[:4])
     age_sec = 0.5 * slow[4].end_sec
-    told = forecast(history, slow[4].so_far(age_sec))
+    forecasted = forecast(history, slow[4].so_far(age_sec))
     as_usual = forecast(history, usual[4].so_far(0.5 * usual[4].end_sec))
-    assert sum((told.low_sec, told.high_sec)) > 1.3 * sum((as_usual.low_sec, as_usual.high_sec))
+    assert sum((forecasted.low_sec, forecasted.high_sec)) > 1.3 * sum((as_usual.low_sec, as_usual.high_sec))
 
 
 def test_requests_that_have_not_begun_make_the_step_longer():
@@ -91,25 +91,25 @@ def test_requests_that_have_not_begun_make_the_step_longer():
 def test_more_requests_than_ever_begin_now():
     history = history_of([lasting(*range(1, 21), after_sec=0.0) for _ in range(4)])
     now = lasting(*([1.0] * 20)).so_far(30.0)
-    told = forecast(history, replace(now, expected=40))
-    assert told.decides is None
-    assert 15 < told.high_sec < 60
+    forecasted = forecast(history, replace(now, expected=40))
+    assert forecasted.decides is None
+    assert 15 < forecasted.high_sec < 60
 
 
 def test_when_all_requests_ended_what_follows_is_left():
     history = history_of([lasting(3.0, 5.0, after_sec=10.0 + step) for step in range(5)])
-    told = forecast(history, lasting(3.0, 5.0, after_sec=12.0).so_far(9.0))
-    assert 4 < told.low_sec < told.high_sec < 20
-    assert told.decides is None
+    forecasted = forecast(history, lasting(3.0, 5.0, after_sec=12.0).so_far(9.0))
+    assert 4 < forecasted.low_sec < forecasted.high_sec < 20
+    assert forecasted.decides is None
     late = forecast(history, lasting(3.0, 5.0, after_sec=50.0).so_far(40.0))
     assert 0 <= late.low_sec < late.high_sec
 
 
 def test_what_follows_may_take_far_longer_than_requests():
     history = history_of([lasting(0.001, 0.002, after_sec=60.0) for _ in range(4)])
-    told = forecast(history, lasting(0.001, 0.002, after_sec=60.0).so_far(0.0015))
-    assert told.low_sec == pytest.approx(60, rel=0.1)
-    assert told.high_sec == pytest.approx(60, rel=0.1)
+    forecasted = forecast(history, lasting(0.001, 0.002, after_sec=60.0).so_far(0.0015))
+    assert forecasted.low_sec == pytest.approx(60, rel=0.1)
+    assert forecasted.high_sec == pytest.approx(60, rel=0.1)
 
 
 def test_a_thousand_workers_do_not_make_the_step_endless():
@@ -117,18 +117,19 @@ def test_a_thousand_workers_do_not_make_the_step_endless():
     steps = []
     for _ in range(4):
         sec = random.lognormal(1, 0.5, 4000)
-        rows = ((f"r{place}", place % 1000, 0.0, one, [0.0]) for place, one in enumerate(sec))
+        rows = ((f"r{place}", place % 1000, 0.0, lasted_sec, [0.0]) for place, lasted_sec in enumerate(sec))
         steps.append(PastStep(Requests.of(rows), sec.max() + 1))
-    told = forecast(history_of(steps[:3]), steps[3].so_far(2.0))
-    assert told.high_sec < 3 * max(step.end_sec for step in steps)
+    forecasted = forecast(history_of(steps[:3]), steps[3].so_far(2.0))
+    assert forecasted.high_sec < 3 * max(step.end_sec for step in steps)
 
 
 def test_turns_need_not_be_known(usual):
     steps = [
-        replace(one, requests=replace(one.requests, turns_sec=one.requests.turns_sec[:, :0])) for one in usual
+        replace(step, requests=replace(step.requests, turns_sec=step.requests.turns_sec[:, :0]))
+        for step in usual
     ]
-    told = forecast(history_of(steps[:4]), steps[4].so_far(10.0))
-    assert 0 < told.low_sec < told.high_sec
+    forecasted = forecast(history_of(steps[:4]), steps[4].so_far(10.0))
+    assert 0 < forecasted.low_sec < forecasted.high_sec
 
 
 def test_a_request_without_an_equal_widens_the_interval():
@@ -168,36 +169,36 @@ def test_aborted_requests_teach_nothing():
 def test_a_step_of_which_nothing_began_yet():
     history = history_of([lasting(3.0, 5.0, 8.0) for _ in range(4)])
     nothing = lasting(1.0).requests.chosen(np.array([], dtype=np.int64))
-    told = forecast(history, StepSoFar(0.5, nothing, expected=3))
-    assert 1 < told.low_sec < told.high_sec < 40
-    assert told.decides is None
+    forecasted = forecast(history, StepSoFar(0.5, nothing, expected=3))
+    assert 1 < forecasted.low_sec < forecasted.high_sec < 40
+    assert forecasted.decides is None
     assert forecast(history, StepSoFar(0.5, nothing)) is not None
 
 
 @pytest.mark.parametrize("sec", [0.0, 1e-6, 1e5])
 def test_no_duration_is_too_short_or_too_long(sec):
     history = history_of([lasting(sec, sec) for _ in range(3)])
-    told = forecast(history, lasting(sec, sec).so_far(sec / 2))
-    assert 0 <= told.low_sec <= told.high_sec < np.inf
+    forecasted = forecast(history, lasting(sec, sec).so_far(sec / 2))
+    assert 0 <= forecasted.low_sec <= forecasted.high_sec < np.inf
 
 
 def test_workers_that_were_never_seen_are_as_fast_as_the_others():
     history = history_of([lasting(*range(1, 31)) for _ in range(4)])
     now = lasting(*range(1, 31)).so_far(15.0)
     moved = replace(now, requests=replace(now.requests, worker=now.requests.worker + 700))
-    told = forecast(history, moved)
-    assert told.decides == (700, told.decides[1])
-    assert told.high_sec == pytest.approx(forecast(history, now).high_sec, rel=0.3)
+    forecasted = forecast(history, moved)
+    assert forecasted.decides == (700, forecasted.decides[1])
+    assert forecasted.high_sec == pytest.approx(forecast(history, now).high_sec, rel=0.3)
 
 
 def test_many_requests_take_little_time_and_keep_the_longest():
     random = np.random.default_rng(0)
     steps = [lasting(*random.lognormal(2, 1, 20_000)) for _ in range(4)]
     history = history_of(steps[:3])
-    told = forecast(history, steps[3].so_far(5.0))
+    forecasted = forecast(history, steps[3].so_far(5.0))
     longest = sorted(step.end_sec - 5 for step in steps)
-    assert longest[0] * 0.5 < told.low_sec
-    assert told.high_sec < longest[-1] * 3
+    assert longest[0] * 0.5 < forecasted.low_sec
+    assert forecasted.high_sec < longest[-1] * 3
 
 
 class TestHangs:
@@ -235,17 +236,17 @@ class TestHangs:
     def test_the_forecast_is_that_of_the_others(self):
         step = lasting(*range(1, 29), 50.0, 10_000.0).so_far(35.0)
         hung = replace(step, open_events={29: ("tool", 30.0)})
-        told, without = forecast(self.history, hung), forecast(self.history, step)
-        assert told.will_not_end == ((0, "r29"),)
-        assert told.decides == (0, "r28")
-        assert told.decides_share > without.decides_share
+        forecasted, without = forecast(self.history, hung), forecast(self.history, step)
+        assert forecasted.will_not_end == ((0, "r29"),)
+        assert forecasted.decides == (0, "r28")
+        assert forecasted.decides_share > without.decides_share
 
 
 def test_a_hang_of_the_generator_is_named(usual):
     made = list(steps_of(usual_shape(2, steps=5)))
-    history = history_of([one.past for one in made[:4]])
+    history = history_of([step.past for step in made[:4]])
     stuck, call = made[4].hung(Random(4))
-    limit_sec = call.start_sec + max(one.past.longest_sec[call.event] for one in made)
+    limit_sec = call.start_sec + max(step.past.longest_sec[call.event] for step in made)
     assert forecast(history, stuck.as_of(limit_sec)).will_not_end == ()
     named = forecast(history, stuck.as_of(limit_sec + 10.0)).will_not_end
     assert [request_id for _, request_id in named] == [call.request_id]
@@ -265,6 +266,6 @@ def test_clocks_that_jump_break_nothing(seed):
 
     history = history_of(PastStep(odd(place % 3), random.choice([-1.0, 0.0, 5.0, 1e9])) for place in range(5))
     if history.steps:
-        told = forecast(history, StepSoFar(random.choice([-5.0, 0.0, 4.0, 1e9]), odd(2), expected=9))
-        assert not np.isnan([told.low_sec, told.high_sec]).any()
-        assert told.low_sec <= told.high_sec
+        forecasted = forecast(history, StepSoFar(random.choice([-5.0, 0.0, 4.0, 1e9]), odd(2), expected=9))
+        assert not np.isnan([forecasted.low_sec, forecasted.high_sec]).any()
+        assert forecasted.low_sec <= forecasted.high_sec

@@ -33,10 +33,10 @@ scrape_configs:
 
 def program(name):
     """Return the path of one of Prometheus' programs; skip the test where there is none."""
-    found = shutil.which(name, path=os.pathsep.join([str(UNPACKED), os.environ.get("PATH", "")]))
-    if found is None:
+    program = shutil.which(name, path=os.pathsep.join([str(UNPACKED), os.environ.get("PATH", "")]))
+    if program is None:
         pytest.skip(f"no {name} here: tests/environments/prometheus.sh, or apt-get install prometheus")
-    return found
+    return program
 
 
 class Prometheus:
@@ -63,17 +63,17 @@ class Prometheus:
         """Return the samples of a query now."""
         asked = urllib.parse.urlencode({"query": query})
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/query?{asked}") as answer:
-            found = json.load(answer)
-        assert found["status"] == "success", found
-        return found["data"]["result"]
+            answered = json.load(answer)
+        assert answered["status"] == "success", answered
+        return answered["data"]["result"]
 
     def until(self, query):
         """Return the samples of a query once there are some."""
         until = time.monotonic() + PATIENCE_SEC
         while True:
             try:
-                if found := self.ask(query):
-                    return found
+                if rows := self.ask(query):
+                    return rows
             except OSError:  # it has not begun to listen
                 pass
             assert self.process.poll() is None, Path(self.log.name).read_text()
@@ -98,8 +98,8 @@ def prometheus(tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for process in started:
+        process.close()
 
 
 def queries():
@@ -135,8 +135,8 @@ def test_prometheus_reads_every_metric_and_counters_are_not_reset(tmp_path, prom
         read_on(follower)
         shown.until(f"sum(sglang_instrument_records_total) > {before}")
         for name in LABELS:
-            (one,) = shown.ask(f"sum(resets(sglang_instrument_{name}_total[10m]))")
-            assert one["value"][1] == "0", name
+            (resets,) = shown.ask(f"sum(resets(sglang_instrument_{name}_total[10m]))")
+            assert resets["value"][1] == "0", name
 
 
 def test_prometheus_sees_what_hangs(tmp_path, prometheus):
@@ -145,8 +145,8 @@ def test_prometheus_sees_what_hangs(tmp_path, prometheus):
     with served(run.folder) as (server, _):
         shown = prometheus(server.port)
         shown.until('sglang_instrument_problems{kind="hang"} > 0')
-        (one,) = shown.until('sglang_instrument_worker_state{state="hangs"} == 1')
-        assert (one["metric"]["role"], one["metric"]["worker"]) == ("worker", "3")
+        (state,) = shown.until('sglang_instrument_worker_state{state="hangs"} == 1')
+        assert (state["metric"]["role"], state["metric"]["worker"]) == ("worker", "3")
 
 
 def test_promtool_finds_nothing_wrong(tmp_path):

@@ -51,9 +51,9 @@ def test_the_follower_tells_what_the_recorder_knows_to_be_open(install):
         ends = time.monotonic() + ENDS_SEC
         while time.monotonic() < ends:
             follower.round()
-            found = follower.snapshot()
-            if found.step is not None and condition(found.step):
-                return found
+            snapshot = follower.snapshot()
+            if snapshot.step is not None and condition(snapshot.step):
+                return snapshot
             time.sleep(0.1)
         raise AssertionError(f"it did not happen: {follower.snapshot()}")
 
@@ -64,15 +64,15 @@ def test_the_follower_tells_what_the_recorder_knows_to_be_open(install):
     assert now.open == WAITING
     assert (now.requests_open, now.requests_done) == (12, 4)
     assert waiting.workers[0].open == now.open
-    assert {one.event for one in now.oldest} == {
+    assert {request.event for request in now.oldest} == {
         "turn_end",
         "tool_execution",
         "my_judge",
         None,
     }  # five are named
     assert len(now.oldest) == 12
-    assert all((one.tokens, one.turn) == (7, 0) for one in now.oldest)
-    assert 0 < max(one.age_sec for one in now.oldest) < ENDS_SEC
+    assert all((request.tokens, request.turn) == (7, 0) for request in now.oldest)
+    assert 0 < max(request.age_sec for request in now.oldest) < ENDS_SEC
     assert (ended.step.requests_open, ended.step.requests_done, ended.step.open) == (0, 16, {})
     assert not ended.problems
 
@@ -84,7 +84,7 @@ def test_spans_that_the_recorder_did_not_count_are_open_all_the_same(install, mo
     folder = install(open_now_sec=0.1)
     follower = Follower(folder, with_done=False)
 
-    async def one(number, over):
+    async def one_request(number, over):
         with bind(request_id=f"r{number}"), span("async_rollout_request_complete"):
             with bind(turn=0), span("preprocessing_duration"):
                 pass
@@ -93,20 +93,20 @@ def test_spans_that_the_recorder_did_not_count_are_open_all_the_same(install, mo
     async def many():
         over = asyncio.Event()
         with bind(step=1, worker=0), span("total_step_duration"):
-            requests = [asyncio.create_task(one(number, over)) for number in range(300)]
+            requests = [asyncio.create_task(one_request(number, over)) for number in range(300)]
             ends = time.monotonic() + ENDS_SEC
             while time.monotonic() < ends:
                 await asyncio.sleep(0.1)
                 follower.round()
-                found = follower.snapshot().step
-                if found is not None and sum(found.open.values()) == 300:  # the first record may name fewer
+                step = follower.snapshot().step
+                if step is not None and sum(step.open.values()) == 300:  # the first record may name fewer
                     break
             over.set()
             await asyncio.gather(*requests)
-        return found
+        return step
 
-    found = asyncio.run(many())
+    seen_step = asyncio.run(many())
     follower.stop()
     sglang_instrument.uninstall()
-    assert found.requests_open == 300
-    assert sum(found.open.values()) == 300
+    assert seen_step.requests_open == 300
+    assert sum(seen_step.open.values()) == 300

@@ -39,7 +39,7 @@ sys.exit(live.main())
 """
 
 
-def told(folder):
+def numbers_in(folder):
     path = folder / "live" / "scalars.jsonl"
     return [json.loads(line) for line in lines_of(path)]
 
@@ -74,13 +74,13 @@ class Finds:
     """Finds finished steps as the follower does, with a clock of its own."""
 
     def __init__(self, folder, run_id=""):
-        self.now, self.found = 100.0, {}
+        self.now, self.lines_of_steps = 100.0, {}
         self.tail = Tail(folder, clock=lambda: self.now)
         self.counts = Counts(run_id)
 
     def __call__(self, seconds=2.0):
         """Return the steps that are found in some seconds."""
-        found, ends = [], self.now + seconds
+        steps, ends = [], self.now + seconds
         while self.now < ends:
             try:
                 for file, piece in self.tail.read():
@@ -88,11 +88,11 @@ class Finds:
             except OSError:
                 pass
             for (step, _), lines in self.counts.endings.finished(self.now):
-                if self.found.get(step) != lines:
-                    self.found[step] = lines
-                    found.append(step)
+                if self.lines_of_steps.get(step) != lines:
+                    self.lines_of_steps[step] = lines
+                    steps.append(step)
             self.now += 0.25
-        return sorted(found)
+        return sorted(steps)
 
 
 @pytest.fixture
@@ -114,79 +114,79 @@ def start():
 def test_a_step_is_found_once_all_of_its_workers_have_closed_it(tmp_path):
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     write_file(tmp_path, 1, 1, [request("b", 0, 4)], closed=False)
-    found = Finds(tmp_path)
-    assert found(5) == []
+    find = Finds(tmp_path)
+    assert find(5) == []
     write_file(tmp_path, 1, 1, step_of())
-    assert found(5) == [1]
-    assert found(5) == []
+    assert find(5) == [1]
+    assert find(5) == []
 
 
 def test_a_worker_that_begins_late_delays_its_step(tmp_path):
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    found = Finds(tmp_path)
-    assert found(0.5) == []
+    find = Finds(tmp_path)
+    assert find(0.5) == []
     write_file(tmp_path, 1, 1, [request("b", 0, 4)], closed=False)
-    assert found(9) == []
+    assert find(9) == []
     write_file(tmp_path, 1, 1, step_of())
-    assert found() == [1]
+    assert find() == [1]
 
 
 def test_a_step_that_goes_on_is_found_again(tmp_path):
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    found = Finds(tmp_path)
-    assert found() == [1]
+    find = Finds(tmp_path)
+    assert find() == [1]
     write_file(tmp_path, 1, 0, [request("b", 5, 9)])
-    assert found(3) == [1]
+    assert find(3) == [1]
 
 
 def test_a_step_without_a_rollout_is_none_and_the_trainer_need_not_have_ended_one(tmp_path):
     write_file(tmp_path, 0, 0, step_of()).rename(tmp_path / "step_0" / "trainer_0.jsonl")
-    found = Finds(tmp_path)
-    assert found() == []
+    find = Finds(tmp_path)
+    assert find() == []
     unended = write_file(tmp_path, 1, 0, [request("a", 0, 4)], closed=False)
     unended.rename(tmp_path / "step_1" / "trainer_0.jsonl")
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     write_file(tmp_path, 2, 0, step_of(request("a", 0, 4))).rename(tmp_path / "step_2" / "mine_0.jsonl")
-    assert found(3) == [1, 2]
+    assert find(3) == [1, 2]
 
 
 def test_a_record_after_the_end_of_its_step_delays_it_only(tmp_path):
     path = write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     with path.open("a") as file:
         print('{"timestamp":"2026-01-05T08:00:00+00:00","event":"reward"}', file=file)
-    found = Finds(tmp_path)
-    assert found(3) == []
-    assert found(3) == [1]
+    find = Finds(tmp_path)
+    assert find(3) == []
+    assert find(3) == [1]
 
 
 def test_what_an_earlier_run_closed_is_open_until_the_later_one_closes_it(tmp_path):
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)), run_id="before")
     write_file(tmp_path, 1, 0, [request("b", 0, 4)], run_id="later", closed=False)
-    found = Finds(tmp_path, "later")
-    assert found(9) == []
+    find = Finds(tmp_path, "later")
+    assert find(9) == []
     write_file(tmp_path, 1, 0, step_of(), run_id="later")
-    assert found(3) == [1]
+    assert find(3) == [1]
 
 
 def test_a_run_that_resumes_below_the_steps_of_an_earlier_one_is_followed_at_once(tmp_path):
     for step in range(60):
         os.utime(write_file(tmp_path, step, 0, step_of(request("a", 0, 4)), run_id="before"), (1e9, 1e9))
-    found = Finds(tmp_path, "now")
-    assert found() == []
+    find = Finds(tmp_path, "now")
+    assert find() == []
     for step in (12, 13, 14):
         write_file(tmp_path, step, 0, step_of(request("b", 0, 4)))
-        assert found(4) == [step]
+        assert find(4) == [step]
 
 
 def test_more_steps_than_are_counted_may_be_in_progress(tmp_path):
-    found = Finds(tmp_path)
-    assert found(1) == []
+    find = Finds(tmp_path)
+    assert find(1) == []
     for step in range(1, 7):  # an asynchronous trainer
         write_file(tmp_path, step, 0, [request("a", step, step + 9)], closed=False)
-        assert found(1) == []
+        assert find(1) == []
     for step in range(1, 7):
         write_file(tmp_path, step, 0, [])
-    assert found(4) == [1, 2, 3, 4, 5, 6]
+    assert find(4) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_folder_that_is_missing_vanishes_or_holds_other_things_finds_nothing(tmp_path):
@@ -202,10 +202,10 @@ def test_a_folder_that_is_missing_vanishes_or_holds_other_things_finds_nothing(t
 def test_the_follower_tells_steps_as_they_end_and_its_lines_name_the_run(tmp_path, start):
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     start(tmp_path)
-    wait_until(lambda: len(told(tmp_path)) == 1)
+    wait_until(lambda: len(numbers_in(tmp_path)) == 1)
     write_file(tmp_path, 2, 0, step_of(request("a", 0, 4), length=20))
-    wait_until(lambda: len(told(tmp_path)) == 2)
-    first, second = told(tmp_path)
+    wait_until(lambda: len(numbers_in(tmp_path)) == 2)
+    first, second = numbers_in(tmp_path)
     assert (first["run_id"], first["step"]) == ("now", 1)
     assert second["scalars"]["step_sec"] == 20
 
@@ -214,8 +214,8 @@ def test_a_follower_of_a_launch_tells_only_of_this_launch(tmp_path, start):
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)), run_id="before")
     write_file(tmp_path, 2, 0, step_of(request("a", 0, 4)))
     start(tmp_path, "--run", "now")
-    wait_until(lambda: told(tmp_path))
-    assert [line["step"] for line in told(tmp_path)] == [2]
+    wait_until(lambda: numbers_in(tmp_path))
+    assert [line["step"] for line in numbers_in(tmp_path)] == [2]
 
 
 def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over(tmp_path, start):
@@ -223,14 +223,14 @@ def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over
     try:
         first = start(tmp_path, "--driver", str(driver.pid))
         write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-        wait_until(lambda: told(tmp_path))
+        wait_until(lambda: numbers_in(tmp_path))
         second = start(tmp_path)
         wait_until(lambda: has_open(second, tmp_path / "live" / "lock"))
-        assert len(told(tmp_path)) == 1
+        assert len(numbers_in(tmp_path)) == 1
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         assert first.wait(ENDS_SEC) == 0
-        wait_until(lambda: len(told(tmp_path)) == 2)  # told again: only readers know what was read
+        wait_until(lambda: len(numbers_in(tmp_path)) == 2)  # told again: only readers know what was read
         assert second.poll() is None
     finally:
         driver.kill()
@@ -247,12 +247,12 @@ def test_the_last_step_is_told_although_the_driver_ends_with_it(tmp_path, start)
     driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     follower = start(tmp_path, "--driver", str(driver.pid))
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    wait_until(lambda: told(tmp_path))
+    wait_until(lambda: numbers_in(tmp_path))
     write_file(tmp_path, 2, 0, step_of(request("a", 0, 4)))
     driver.kill()
     driver.wait()
     assert follower.wait(ENDS_SEC) == 0
-    assert [line["step"] for line in told(tmp_path)] == [1, 2]
+    assert [line["step"] for line in numbers_in(tmp_path)] == [1, 2]
 
 
 def test_a_second_follower_of_a_folder_gives_up(tmp_path, start):
@@ -265,7 +265,7 @@ def test_a_second_follower_of_a_folder_gives_up(tmp_path, start):
 def test_a_follower_that_is_killed_and_started_again_goes_on(tmp_path, start):
     first = start(tmp_path)
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    wait_until(lambda: told(tmp_path))
+    wait_until(lambda: numbers_in(tmp_path))
     first.kill()
     first.wait()
     with (tmp_path / "live" / "scalars.jsonl").open("ab") as file:
@@ -297,10 +297,10 @@ def test_a_step_that_cannot_be_analysed_is_said_once_and_costs_no_other(tmp_path
             ask(analyst, Question({"step_3": []}))
 
     monkeypatch.setattr(Analyst, "ask", fail_for_two)
-    live.follow(tmp_path, None, lambda: not any("step" in line for line in told(tmp_path)))
+    live.follow(tmp_path, None, lambda: not any("step" in line for line in numbers_in(tmp_path)))
     # A late look finds both at once, and tells the numbers first.
-    assert {line.get("step", line.get("failed")) for line in told(tmp_path)} == {"not to be read", 3}
-    assert len(told(tmp_path)) == 2
+    assert {line.get("step", line.get("failed")) for line in numbers_in(tmp_path)} == {"not to be read", 3}
+    assert len(numbers_in(tmp_path)) == 2
     assert capsys.readouterr().err.count("not to be read") == 1
 
 
@@ -317,5 +317,5 @@ def test_a_full_disk_is_tried_again(tmp_path, monkeypatch):
         append(folder, line)
 
     monkeypatch.setattr(live, "_append", full_at_first)
-    live.follow(tmp_path, None, lambda: len(told(tmp_path)) == 0)
-    assert told(tmp_path)[0]["step"] == 1
+    live.follow(tmp_path, None, lambda: len(numbers_in(tmp_path)) == 0)
+    assert numbers_in(tmp_path)[0]["step"] == 1

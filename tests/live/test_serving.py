@@ -41,22 +41,22 @@ def run(tmp_path):
 def test_metrics_tell_the_step_its_workers_and_what_hangs(run):
     hanging(run)
     with served(run.folder) as (server, _):
-        found = samples(server)
-        assert value(found, "step") == 7
-        assert value(found, "running") == 1
-        assert value(found, "step_requests_open") == 3
-        assert value(found, "open_requests", worker="3", kind="tool") == 1
-        assert value(found, "open_requests", worker="0", kind="barrier") == 1
-        assert value(found, "worker_state", worker="3", state="hangs") == 1
-        assert value(found, "worker_state", worker="3", state="runs") == 0
-        assert value(found, "workers_waiting", worker="3") == 1
-        assert value(found, "problems", kind="hang") >= 1
-        assert value(found, "problems", kind="death") == 0
-        assert 49 <= value(found, "oldest_request_seconds", worker="3") < 49 + BUSY_SEC
-        assert value(found, "tokens_total", worker="0") == 500
-        assert value(found, "requests_total", worker="0") == 1
-        assert value(found, "event_seconds_total", event="tool_execution") == pytest.approx(4)
-        assert value(found, "phase_seconds_total", worker="3", phase="tool") == pytest.approx(4)
+        served_samples = samples(server)
+        assert value(served_samples, "step") == 7
+        assert value(served_samples, "running") == 1
+        assert value(served_samples, "step_requests_open") == 3
+        assert value(served_samples, "open_requests", worker="3", kind="tool") == 1
+        assert value(served_samples, "open_requests", worker="0", kind="barrier") == 1
+        assert value(served_samples, "worker_state", worker="3", state="hangs") == 1
+        assert value(served_samples, "worker_state", worker="3", state="runs") == 0
+        assert value(served_samples, "workers_waiting", worker="3") == 1
+        assert value(served_samples, "problems", kind="hang") >= 1
+        assert value(served_samples, "problems", kind="death") == 0
+        assert 49 <= value(served_samples, "oldest_request_seconds", worker="3") < 49 + BUSY_SEC
+        assert value(served_samples, "tokens_total", worker="0") == 500
+        assert value(served_samples, "requests_total", worker="0") == 1
+        assert value(served_samples, "event_seconds_total", event="tool_execution") == pytest.approx(4)
+        assert value(served_samples, "phase_seconds_total", worker="3", phase="tool") == pytest.approx(4)
         assert EVIL not in get(server, "/metrics")[2]
 
 
@@ -73,9 +73,9 @@ def test_engine_processes_are_servers(run):
     run.open(1, 0).request("a", time_sec=1, duration_sec=1)
     run.open(1, 2, role="server").span("engine_request", 1, 1, rid="x")
     with served(run.folder) as (server, _):
-        found = samples(server)
-        assert value(found, "records_total", role="server", server="2") == 1
-        assert value(found, "records_total", role="worker", worker="0") > 0
+        served_samples = samples(server)
+        assert value(served_samples, "records_total", role="server", server="2") == 1
+        assert value(served_samples, "records_total", role="worker", worker="0") > 0
 
 
 def test_the_json_is_that_of_once(run):
@@ -139,17 +139,17 @@ def test_clients_that_say_nothing_are_cut_off_and_stop_nobody(run, monkeypatch):
         assert follower.snapshot().step.tokens == 111
         until = time.monotonic() + BUSY_SEC
         while server._clients and time.monotonic() < until:
-            for one in slow[:1]:
+            for client in slow[:1]:
                 try:
-                    one.sendall(b"a")  # busy, but too slow
+                    client.sendall(b"a")  # busy, but too slow
                 except OSError:
                     pass
             time.sleep(0.05)
         assert not server._clients
         monkeypatch.setattr(serving, "_CLIENT_SEC", BUSY_SEC)  # for the client that follows
         assert value(samples(server), "tokens_total") == 111
-        for one in slow:
-            one.close()
+        for client in slow:
+            client.close()
 
 
 NONSENSE = [b"\x00\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET " + b"a" * 70_000, b"\r\n"]
@@ -237,26 +237,26 @@ def test_the_dashboard_names_only_metrics_that_are_there(known, tmp_path):
     assert main(["watch", "--grafana", str(tmp_path / "dashboard.json")]) == 0
     read = json.loads((tmp_path / "dashboard.json").read_text())
     assert json.loads(dashboard()) == read
-    told = json.dumps(read)
-    named = set(re.findall(r"sglang_instrument_\w+", told))
+    text = json.dumps(read)
+    named = set(re.findall(r"sglang_instrument_\w+", text))
     assert named
     assert named - known == set()
-    panels = {one["title"] for one in read["panels"]}
+    panels = {panel["title"] for panel in read["panels"]}
     assert {
         "Step time and its ledger",
         "Requests open by kind",
         "Tokens per second",
         "Records lost",
     } <= panels
-    ids = [one["id"] for one in read["panels"]]
+    ids = [panel["id"] for panel in read["panels"]]
     assert len(set(ids)) == len(ids)
 
 
 def test_single_numbers_of_the_dashboard_are_those_of_now():
     """The last number of a range would be shown on after it is gone: when a step ends, after the run did."""
-    shown = [one for one in json.loads(dashboard())["panels"] if one["type"] == "stat"]
+    shown = [panel for panel in json.loads(dashboard())["panels"] if panel["type"] == "stat"]
     assert len(shown) == 5
-    for target in (target for one in shown for target in one["targets"]):
+    for target in (target for panel in shown for target in panel["targets"]):
         assert (target["instant"], target["range"]) == (True, False)
 
 

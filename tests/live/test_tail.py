@@ -27,14 +27,14 @@ def clock():
 
 def lines_of(followed, clock):
     """Read until there is no more, and return the lines of each file."""
-    found = {}
+    lines = {}
     clock.now += 30.0
     while True:
         for file, piece in followed.read():
             assert piece.endswith(b"\n")
-            found.setdefault(file.path, []).extend(piece.splitlines())
+            lines.setdefault(file.path, []).extend(piece.splitlines())
         if not followed.more:
-            return found
+            return lines
 
 
 def write(path, text, mode="a"):
@@ -64,10 +64,10 @@ def test_a_text_cut_anywhere_gives_the_same_lines(tmp_path, clock):
     )
     path.parent.mkdir()
     while data:
-        at = draw.randrange(1, 900)
+        cut = draw.randrange(1, 900)
         with path.open("ab") as file:
-            file.write(data[:at])
-        data = data[at:]
+            file.write(data[:cut])
+        data = data[cut:]
         got += lines_of(followed, clock).get(str(path), [])
     assert b"\n".join(got).decode() + "\n" == text
 
@@ -82,9 +82,9 @@ def test_a_large_file_comes_in_pieces(tmp_path, clock, monkeypatch):
     first = {file.path for file, _ in followed.read()}
     assert followed.more
     assert len(first) == 3
-    found = lines_of(followed, clock)
+    lines = lines_of(followed, clock)
     assert not followed.more
-    assert all(found[str(path)][-1] == b'{"line": 499}' for path in paths)
+    assert all(lines[str(path)][-1] == b'{"line": 499}' for path in paths)
 
 
 def test_a_line_without_an_end_is_given_up(tmp_path, clock, monkeypatch):
@@ -92,12 +92,12 @@ def test_a_line_without_an_end_is_given_up(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(tail, "_LONGEST_LINE", 4096)
     path = tmp_path / "step_1" / "worker_0.jsonl"
     write(path, "x" * 5000 + '\n{"a": 1}\n')
-    followed, found = Tail(tmp_path, clock=clock), []
+    followed, pieces = Tail(tmp_path, clock=clock), []
     clock.now += 10
     for _ in range(50):
-        found += [piece for _, piece in followed.read()]
+        pieces += [piece for _, piece in followed.read()]
         clock.now += 1
-    assert b"".join(found) == path.read_bytes()
+    assert b"".join(pieces) == path.read_bytes()
 
 
 def test_a_file_that_is_cut_or_replaced_is_read_from_its_begin(tmp_path, clock):
@@ -163,8 +163,11 @@ def test_of_a_long_run_only_the_newest_steps_are_read(tmp_path, clock):
         os.utime(path, (begun + step, begun + step))
         os.utime(path.parent, (begun + step, begun + step))
     followed = Tail(tmp_path, clock=clock)
-    found = lines_of(followed, clock)
-    assert sorted(line for lines in found.values() for line in lines) == [b'{"step": 39}', b'{"step": 40}']
+    read_lines = lines_of(followed, clock)
+    assert sorted(line for lines in read_lines.values() for line in lines) == [
+        b'{"step": 39}',
+        b'{"step": 40}',
+    ]
     assert len(followed.files()) == 8
     write(tmp_path / "step_36" / "worker_0.jsonl", '{"more": 1}\n')
     assert [*lines_of(followed, clock).values()] == [[b'{"more": 1}']]
