@@ -26,7 +26,7 @@ def write(
     Raises:
         InstrumentError: The target exists and `force` is not set, it cannot be written, or the extra `otlp`
             is not installed.
-        LogError: The records of a step that was asked for were pruned, or the run is a dataset.
+        LogError: The records of a step that was asked for were pruned.
     """
     try:
         from sglang_instrument.report.otlp.export import write_otlp
@@ -42,7 +42,6 @@ def write(
         )
     if target.exists() and not force:
         raise InstrumentError(f"{target} exists; --force overwrites it")
-    run.demand_log()
     if steps is not None:
         run.demand_records(steps, validate=validate)
     try:

@@ -1,4 +1,4 @@
-"""`export --parquet` writes a dataset: by run and step, only what changed; it answers as the log does."""
+"""`export --parquet` writes a dataset: parts, only what changed; it answers as the log does."""
 
 import json
 import re
@@ -7,16 +7,22 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from alike import differs
+from polars.testing import assert_frame_equal
 
 from sglang_instrument.analysis import open_run, request_table
-from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES, schema_of
+from sglang_instrument.analysis.answers.events import path_table
+from sglang_instrument.analysis.dataset.columns import TABLES, schema_of
 from sglang_instrument.analysis.dataset.export import export_dataset
+from sglang_instrument.analysis.store import homes, store
+from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS
 from sglang_instrument.cli.main import main
-from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.errors import InstrumentError
 from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
-TYPES = {"run_id": pl.String, "step": pl.Int64}
+#: A small log, and the dataset that the version before parts wrote of it.
+EARLIER = Path(__file__).parent / "dataset_before_parts"
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +54,23 @@ def copies(logs, tmp_path):
 
 
 def spans_of(dataset):
-    return pl.read_parquet(dataset / "spans", hive_schema=TYPES)
+    return open_run(dataset).sql("from spans")
 
 
 def files_of(dataset):
-    return {path: path.stat().st_mtime_ns for path in (dataset / "spans").rglob("*.parquet")}
+    return {path: path.stat().st_mtime_ns for path in dataset.glob("parts/*/records.parquet")}
 
 
 def test_each_table_has_the_documented_columns(dataset):
     for name in TABLES:
         if name == "spans":
-            table = spans_of(dataset)
-            assert table.columns == [one for one in TABLES[name] if one not in PARTITIONS] + [*PARTITIONS]
+            assert dict(spans_of(dataset).schema) == schema_of(name)
+            parts = pl.read_parquet(dataset / "parts/*/records.parquet")
+            assert dict(parts.schema) == COLUMNS_OF_RECORDS
         else:
             table = pl.read_parquet(dataset / f"{name}.parquet")
+            assert dict(table.schema) == schema_of(name)
             assert table.columns == list(TABLES[name])
-        assert dict(table.schema) == schema_of(name)
 
 
 def test_the_spans_are_those_of_the_log(logs, dataset):
@@ -114,7 +121,6 @@ def test_a_second_export_writes_only_the_spans_of_what_changed(copies):
     written = export_dataset(open_run(logs), dataset)
     changed = [path for path, time in files_of(dataset).items() if before.get(path) != time]
     assert written.written == len(changed) == 1
-    assert "step=4" in str(changed[0])
     assert spans_of(dataset).filter(event="late")["file"].to_list() == ["step_4/worker_1.jsonl"]
     assert len(spans_of(dataset)) == written.rows == len(open_run(logs).records)
 
@@ -136,8 +142,10 @@ def test_spans_of_steps_that_a_resumed_launch_replaced_are_deleted(copies):
 
 def test_a_killed_export_is_made_good_by_the_next(copies):
     logs, dataset = copies
-    next(iter(files_of(dataset))).unlink()
-    (dataset / "spans/run_id=synthetic-0/step=1/.draft-1").write_bytes(b"half")
+    [part] = (dataset / "parts").iterdir()
+    (part / "records.parquet").unlink()
+    part.with_name(".draft-0123456789abcdef").mkdir()
+    (part.with_name(".draft-0123456789abcdef") / "records.parquet").write_bytes(b"half")
     assert export_dataset(open_run(logs), dataset).written == 1
     assert len(spans_of(dataset)) == len(open_run(logs).records)
     assert not list(dataset.rglob(".draft*"))
@@ -151,13 +159,15 @@ def test_an_export_that_was_killed_before_its_end_goes_on(logs, tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         export_dataset(open_run(logs), tmp_path / "out")
     monkeypatch.undo()
-    assert export_dataset(open_run(logs), tmp_path / "out").written == 5
+    again = export_dataset(open_run(logs), tmp_path / "out")
+    assert (again.written, again.files) == (0, 1)
+    assert len(spans_of(tmp_path / "out")) == again.rows
 
 
-def test_a_large_step_is_written_by_several_processes(logs, tmp_path, monkeypatch):
+def test_parts_are_written_by_several_processes(logs, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_FULL", 300)
     monkeypatch.setattr("sglang_instrument.analysis.executors.batches._BYTES_PER_PROCESS", 100_000)
     monkeypatch.setattr("sglang_instrument.analysis.executors.local._cores", lambda: 2)
-    monkeypatch.setattr("sglang_instrument.analysis.executors.batches._BATCH_BYTES", 100_000)
     written = export_dataset(open_run(logs), tmp_path / "out")
     assert written.files > 5
     assert len(spans_of(tmp_path / "out")) == written.rows == len(open_run(logs).records)
@@ -172,13 +182,19 @@ def test_nothing_of_others_is_overwritten(logs, dataset, tmp_path):
         export_dataset(open_run(other), dataset)
     with pytest.raises(InstrumentError, match="is inside the run; give a folder beside"):
         export_dataset(open_run(logs), logs / "parquet")
-    with pytest.raises(LogError, match="is a dataset, without the log"):
-        export_dataset(open_run(dataset), tmp_path / "again")
+
+
+def test_a_dataset_is_exported_as_a_log_is(dataset, tmp_path):
+    export_dataset(open_run(dataset), tmp_path / "again")
+    rows = "from spans order by all"
+    assert open_run(tmp_path / "again").sql(rows).equals(open_run(dataset).sql(rows))
+    assert export_dataset(open_run(dataset), tmp_path / "again").written == 0
 
 
 COMMANDS = [
     *("summary", "summary --step 3", "requests", "requests --engine", "turns", "workers", "lengths", "gaps"),
-    *("staleness --by-worker --groups", "waste"),
+    *("staleness --by-worker --groups", "waste", "events", "turns --tools", "weights"),
+    *("requests --request 1-0-0000", "servers", "loop", "check --json", "requests --fields turns"),
 ]
 
 
@@ -195,11 +211,9 @@ def test_a_command_answers_from_the_dataset_as_from_the_log(command, logs, datas
     assert shown[0] == shown[1]
 
 
-@pytest.mark.parametrize("command", ["events", "turns --tools", "requests --request 1-0-0000"])
-def test_a_command_that_needs_the_log_says_so(command, dataset, capsys):
-    name, *options = command.split()
-    assert main([name, str(dataset), *options]) == 2
-    assert "is a dataset, without the log that this needs" in capsys.readouterr().err
+def test_paths_of_a_dataset_are_those_of_the_log(logs, dataset):
+    rows, expected = (path_table(open_run(folder)) for folder in (dataset, logs))
+    assert_frame_equal(rows, expected, check_row_order=False)
 
 
 def test_an_older_launch_can_be_exported_alone(copies, tmp_path):
@@ -208,42 +222,75 @@ def test_an_older_launch_can_be_exported_alone(copies, tmp_path):
     assert len(spans_of(tmp_path / "one")) == written.rows > 0
 
 
-def test_a_parquet_file_that_no_export_wrote_is_named_and_stays(copies):
+def test_a_file_that_no_export_wrote_stays(copies):
     logs, dataset = copies
-    [step] = dataset.glob("spans/run_id=*/step=1")
-    (step / "mine.parquet").write_bytes(b"mine")
-    with pytest.raises(InstrumentError, match=r"mine\.parquet"):
-        export_dataset(open_run(logs), dataset)
-    assert (step / "mine.parquet").read_bytes() == b"mine"
+    (logs / "step_4/worker_1.jsonl").unlink()
+    [part] = (dataset / "parts").iterdir()
+    (part / "mine.txt").write_bytes(b"mine")
+    assert export_dataset(open_run(logs), dataset).written == 1
+    assert (part / "mine.txt").read_bytes() == b"mine"
+    assert "step_4/worker_1.jsonl" not in spans_of(dataset)["file"]
 
 
 def test_one_export_at_a_time_writes_a_dataset(copies):
     logs, dataset = copies
-    with SafeFolder(dataset).locked("_lock"), pytest.raises(InstrumentError, match="another"):
+    with homes.locked(SafeFolder(dataset)), pytest.raises(InstrumentError, match="another"):
         export_dataset(open_run(logs), dataset)
 
 
-def test_spans_of_a_killed_export_go_when_their_log_is_gone(logs, tmp_path):
-    folder, target = tmp_path / "logs", tmp_path / "out"
-    shutil.copytree(logs, folder)
-    export_dataset(open_run(folder), tmp_path / "whole")
-    export_dataset(open_run(folder), target)
-    manifest = json.loads((target / "_manifest.json").read_text())
-    left = [path.relative_to(target).as_posix() for path in target.glob("spans/run_id=*/step=1/*.parquet")]
-    # As if the export that wrote them had been killed before its end.
-    begun = sorted({log for name in left for log in manifest["spans"].pop(name)["files"]})
-    manifest["files"] = [one for one in manifest["files"] if one[0] not in begun]
-    (target / "_manifest.json").write_text(json.dumps({**manifest, "begun": begun}))
-    shutil.rmtree(folder / "step_1")
-    export_dataset(open_run(folder), target)
-    assert not list(target.glob("spans/run_id=*/step=1/*.parquet"))
-    assert json.loads((target / "_manifest.json").read_text())["begun"] == []
+def test_a_part_that_no_index_names_is_deleted(copies):
+    logs, dataset = copies
+    [part] = (dataset / "parts").iterdir()
+    shutil.copytree(part, part.with_name("0123456789abcdef"))
+    rows = len(spans_of(dataset))
+    export_dataset(open_run(logs), dataset)
+    assert list((dataset / "parts").iterdir()) == [part]
+    assert len(spans_of(dataset)) == rows
 
 
 def test_an_export_that_was_killed_before_its_first_manifest_starts_over(logs, tmp_path):
     target = tmp_path / "out"
     target.mkdir()
-    (target / "_lock").touch()
+    (target / "lock").touch()
+    (target / "parts").mkdir()
     (target / ".sglang_instrument-0123456789abcdef.draft").write_bytes(b'{"version":')
-    assert export_dataset(open_run(logs), target).written == 5
+    assert export_dataset(open_run(logs), target).written == 1
     assert not list(target.rglob("*.draft"))
+
+
+@pytest.mark.parametrize("command", ["summary", "requests", "turns", "events", "requests --fields turns"])
+def test_a_dataset_of_the_version_before_parts_answers_as_its_log_does(command, tmp_path, capsys):
+    name, *options = command.split()
+    answers = []
+    for folder in ("log", "dataset"):
+        shutil.copytree(EARLIER / folder, tmp_path / folder)
+        assert main([name, str(tmp_path / folder), *options, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out.replace(str(tmp_path / folder), "RUN")))
+    assert differs(*answers) == ""
+
+
+def test_a_dataset_of_the_version_before_parts_is_converted_by_an_export(tmp_path):
+    shutil.copytree(EARLIER / "dataset", tmp_path / "old")
+    before = {path: path.read_bytes() for path in (tmp_path / "old").rglob("*") if path.is_file()}
+    with pytest.raises(InstrumentError, match="is a dataset of an earlier version"):
+        export_dataset(open_run(EARLIER / "log", cached=False), tmp_path / "old")
+    export_dataset(open_run(tmp_path / "old"), tmp_path / "new")
+    asked = "select event, start_us, self_sec, request_id, extra from spans order by all"
+    expected = open_run(EARLIER / "log", cached=False).sql(asked)
+    assert open_run(tmp_path / "old").sql(asked).equals(expected)
+    assert open_run(tmp_path / "new").sql(asked).equals(expected)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_damaged_dataset_says_so(dataset, tmp_path, capsys):
+    shutil.copytree(dataset, tmp_path / "cut")
+    [part] = (tmp_path / "cut/parts").iterdir()
+    (part / "records.parquet").write_bytes(b"PAR1")
+    assert main(["events", str(tmp_path / "cut")]) == 2
+    assert "its records cannot be read" in capsys.readouterr().err
+    (part / "files.json").write_bytes(b"{")
+    assert main(["summary", str(tmp_path / "cut")]) == 2
+    assert f"parts/{part.name}" in capsys.readouterr().err
+    (tmp_path / "cut/index.json").write_bytes(b"{")
+    assert main(["summary", str(tmp_path / "cut")]) == 2
+    assert "this dataset is damaged; export the log again" in capsys.readouterr().err

@@ -5,7 +5,6 @@ import os
 import shutil
 
 import msgspec
-import polars as pl
 import pytest
 from logged import recorded_events
 from own_run import ODD, record_requests
@@ -193,32 +192,14 @@ def test_an_impossible_duration_costs_itself_and_not_the_run(written, duration):
     assert rows.rows() == [("odd", None)]
 
 
-def downgraded(dataset):
-    """Turn a dataset into one of the layout before fields were kept."""
-    for path in (dataset / "spans").rglob("*.parquet"):
-        table = pl.read_parquet(path, hive_partitioning=False).filter(pl.col("duration_sec").is_not_null())
-        table.drop("extra", "other_keys").write_parquet(path)
-    manifest = dataset / "_manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"layout 6", b"layout 4"))
-
-
-def test_a_dataset_of_the_layout_before_has_no_fields_and_is_written_anew(recorded, tmp_path):
-    dataset = tmp_path / "dataset"
-    export_dataset(open_run(recorded), dataset)
-    downgraded(dataset)
-    assert open_run(dataset).sql("select distinct extra from spans")["extra"].to_list() == [None]
-    export_dataset(open_run(recorded), dataset)
-    assert open_run(dataset).sql("from fields").equals(open_run(recorded).sql("from fields"))
-
-
-def test_an_export_writes_pruned_spans_with_their_fields_where_an_earlier_version_had_none(tmp_path, capsys):
+def test_an_export_writes_pruned_spans_with_their_fields(tmp_path, capsys):
     logs, dataset = synthetic_run(tmp_path / "exp", steps=6, workers=2, requests=4, seed=4), tmp_path / "out"
     for path in logs.rglob("*.jsonl"):
         os.utime(path, (0, 0))  # nobody writes to it any more
     export_dataset(open_run(logs), dataset)
     spans = "select step, count(*) as rows, count(extra) as texts from spans group by step order by step"
     before = open_run(dataset).sql(spans)
-    downgraded(dataset)
+    shutil.rmtree(dataset)
     assert main(["prune", str(logs), "--keep-steps", "2", "--keep-slowest", "0", "--yes"]) == 0
     assert not (logs / "step_1").exists()
     export_dataset(open_run(logs), dataset)

@@ -187,7 +187,9 @@ def test_control_characters_in_an_answer_are_escaped(dataset, capsys):
 
 def test_a_file_that_is_not_regular_is_not_waited_for(logs, tmp_path):
     export_dataset(open_run(logs), tmp_path / "dataset")
-    os.mkfifo(tmp_path / "dataset/spans/run_id=synthetic-0/step=1/a.parquet")
+    [records] = (tmp_path / "dataset/parts").glob("*/records.parquet")
+    records.unlink()
+    os.mkfifo(records)
     with pytest.raises(LogError, match="not a regular file but a FIFO"):
         open_run(tmp_path / "dataset").sql("from steps")
 

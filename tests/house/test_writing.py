@@ -19,6 +19,7 @@ OF_OS = {"open", "rename", "replace", "link", "symlink", "mkdir", "makedirs", "r
 READING = {"collect/on_node.py", "cli/main.py"}  # os.open() of a log, of the null device
 ALLOWED = {
     "analysis/executors/worker_processes.py": "in a temporary folder of its own",
+    "analysis/executors/earlier_dataset.py": "in a temporary folder of its own",
     "analysis/foreign/executor.py": "in a temporary folder of its own",
     "analysis/foreign/our_lines.py": "in the temporary folder of the executor",
     "analysis/digests/parquet.py": "into a file that safe_files opened",

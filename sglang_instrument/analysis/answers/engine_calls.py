@@ -52,7 +52,6 @@ def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
         prompt_tokens, cached_tokens, completion_tokens; retractions. Null where the engine did not report it.
     """
     place = {"step": row["step"], "worker": row["worker"], "validate": row["validate"]}
-    run.demand_log()
     run.demand_records(**place)
     calls = [
         _call(line, fields)

@@ -180,8 +180,6 @@ def engine_requests(
         completion_tokens; finish_reason. Null where nothing was logged. SGLang's
         own health checks are left out.
     """
-    if run.is_dataset and not ahead_us:
-        return cached_engine_requests(run) if files is None else called_requests(run)
     return _read_requests(run, files, ahead_us or {})
 
 
@@ -237,15 +235,6 @@ def _lacks_ends(requests: Mapping[str, _EngineRequest]) -> bool:
 def cached_engine_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests`, from the cache unless the run's files changed."""
     return with_later_columns(cached_table(run, "engine_requests", lambda: _read_requests(run, None, {})))
-
-
-def called_requests(run: Run) -> pl.DataFrame:
-    """Return `engine_requests` of all files; a dataset keeps it."""
-    if not run.is_dataset:
-        return _read_requests(run, run.files, {})
-    return with_later_columns(
-        cached_table(run, "called_requests", lambda: _read_requests(run, run.files, {}))
-    )
 
 
 def with_later_columns(table: pl.DataFrame) -> pl.DataFrame:

@@ -12,10 +12,8 @@ from sglang_instrument.analysis.answers.engine_requests import (
     engine_files,
     engine_requests,
     iter_records,
-    with_later_columns,
 )
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
-from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.digests.digest import Digest
@@ -34,7 +32,6 @@ _CALLS: Final[dict[str, Any]] = {
     "called_us": pl.Int64,
     "call_sec": pl.Float64,
 }
-_PLACE: Final = ("step", "validate", "worker")
 _LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
 _IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
 _PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec")
@@ -90,8 +87,6 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
 def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
     """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest."""
     files = [file for file in files if file.place is not None and file.place.folder != "engine"]
-    if run.is_dataset:
-        return _stored_callers(run, files)
     rows = [
         {
             "rid": fields.rid,
@@ -114,28 +109,12 @@ def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
     return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
 
 
-def _stored_callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
-    """Return the rows of some files; a dataset keeps those of all."""
-    places = [
-        (file.place.step, file.place.validate, file.place.worker) for file in files if file.place is not None
-    ]
-    wanted = pl.DataFrame(places, schema={name: _CALLS[name] for name in _PLACE}, orient="row")
-    every = cached_table(run, "callers", lambda: pl.DataFrame(schema=_CALLS))
-    return every.join(wanted.unique(), on=_PLACE, how="semi", maintain_order="left")
-
-
 def engine_request_table(run: Run) -> pl.DataFrame:
     """Return one row per engine request: `engine_requests` with the `step`, and `validate`, of its arrival.
 
     Processes of the engine do not know the step: it is the last step that any worker had begun. Requests
     before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
     """
-    if run.is_dataset:
-        return with_later_columns(cached_table(run, "placed_requests", lambda: _placed_requests(run)))
-    return _placed_requests(run)
-
-
-def _placed_requests(run: Run) -> pl.DataFrame:
     ahead = ahead_us(run)
     return with_step(engine_requests(run, ahead_us=ahead), run.digest, ahead)
 

@@ -1,60 +1,52 @@
-"""Write a run as a dataset of Parquet files, and write only what changed the next time."""
+"""Write a run as a dataset: the parts of its log files, and tables; the next time, what changed."""
 
-import errno
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES, schema_of
-from sglang_instrument.analysis.dataset.stored_run import store_run
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
+from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.digests.parquet import save_parquet, write_parquet
-from sglang_instrument.analysis.executors.executor import Progress
-from sglang_instrument.analysis.reading.files import File, Newest, newest_runs, run_begins
-from sglang_instrument.analysis.run.batch_job import BatchJob
+from sglang_instrument.analysis.executors.executor import BatchResult, Progress, Tables
+from sglang_instrument.analysis.executors.local import LocalExecutor
+from sglang_instrument.analysis.executors.logged_records import read_logged
+from sglang_instrument.analysis.reading.files import File, only_run, run_begins
+from sglang_instrument.analysis.reading.reader import Reading
+from sglang_instrument.analysis.run.digest_of_run import read_everything
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.span_files import SPANS, output_name
+from sglang_instrument.analysis.store.after_answer import write_now
+from sglang_instrument.analysis.store.descriptions import copy_descriptions
+from sglang_instrument.analysis.store.earlier_datasets import is_earlier_dataset
+from sglang_instrument.analysis.store.homes import LOCK, locked
+from sglang_instrument.analysis.store.part_records import copy_records, is_nested, other_lines, save_lines
+from sglang_instrument.analysis.store.parts import (
+    DAMAGED,
+    PARTS,
+    VERSION,
+    Index,
+    Part,
+    fill_part,
+    index_of,
+    is_dataset,
+    records_of,
+    write_index,
+    written_files,
+)
+from sglang_instrument.analysis.store.records import RECORDS, write_records
+from sglang_instrument.analysis.store.store import group_files, without_many_small
 from sglang_instrument.errors import InstrumentError, LogError
-from sglang_instrument.regular_files import read_regular
 from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.safe_files.output import writing_output
-from sglang_instrument.schema import LOG_VERSION
-
-_LAYOUT: Final = 6  # of a dataset; raise it when columns or their meaning change
-_VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
-_MANIFEST: Final = "_manifest.json"  # Spark, Ray and pyarrow skip names that begin with an underscore
-_LOCK: Final = "_lock"
-_OLD_DRAFT: Final = re.compile(r"\.draft-\d+")  # of earlier versions
-_MOST_BYTES: Final = 2**30
-
-#: A log file as it was when its spans were written: path, size, mtime_ns, and the newest run of its folder.
-_State = tuple[str, int, int, str | None]
-
-
-class _Output(msgspec.Struct):
-    """A Parquet file of spans: the log files that it was made from, and its rows."""
-
-    files: list[str]
-    rows: int
-
-
-class _ExportManifest(msgspec.Struct):
-    """What a dataset was made from; `begun` are the log files of an export that has not ended."""
-
-    version: str
-    runs: list[str]
-    files: list[_State]
-    spans: dict[str, _Output]
-    begun: list[str] = []
 
 
 class Written(msgspec.Struct):
-    """What an export did: how many Parquet files of spans it wrote, how many there are, and their rows."""
+    """What an export did: how many parts it wrote, how many there are, and their records."""
 
     written: int
     files: int
@@ -72,14 +64,17 @@ def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> 
     Raises:
         InstrumentError: The folder holds something else, or cannot be written.
     """
-    run.demand_log()
+    if run.executor.is_far:
+        raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
     with writing(target):
         _demand_ours(run, target)
         target.mkdir(parents=True, exist_ok=True)
         folder = SafeFolder(target.absolute())
-        with folder.locked(_LOCK):
-            written = _write_tables(run, folder, progress)
-            store_run(run, target)
+        with locked(folder):
+            written = _write_parts(run, folder, progress)
+            for name in MADE:
+                save_parquet(folder, f"{name}.parquet", make_table(run, name))
+            copy_descriptions(run.home, folder)
     return written
 
 
@@ -92,23 +87,10 @@ def writing(target: Path) -> Iterator[None]:
         raise InstrumentError(f"{target} cannot be written as a whole: {error}") from error
 
 
-def _write_tables(run: Run, target: SafeFolder, progress: Progress | None) -> Written:
-    """Write the tables of a run into a folder of ours; of the spans, those that changed."""
-    loaded = _load(target)
-    old = _known(run, loaded)
-    if loaded is None:
-        _save(target, old)  # so that a killed export can go on
-    target.delete_drafts(at_once=True)
-    ours = _our_outputs(run, old)
-    _demand_only_ours(target, ours)
-    if loaded is not None and loaded.version != _VERSION:
-        _add_columns(target, old.spans)
-    new, fresh = _with_spans(run, target, old, progress)
-    for name in MADE:
-        save_parquet(target, f"{name}.parquet", make_table(run, name))
-    _delete_others(target, new.spans, ours)  # before the manifest that forgets them
-    _save(target, new)
-    return Written(fresh, len(new.spans), sum(output.rows for output in new.spans.values()))
+def write_table(path: Path, table: pl.DataFrame) -> None:
+    """Write a Parquet file, or replace it once the new one is whole."""
+    with writing_output(path) as file:
+        write_parquet(table, file)
 
 
 def _demand_ours(run: Run, target: Path) -> None:
@@ -117,170 +99,132 @@ def _demand_ours(run: Run, target: Path) -> None:
         raise InstrumentError(f"{target} is inside the run; give a folder beside {run.folder}")
     if not target.exists() or (target.is_dir() and all(_is_begun(path.name) for path in target.iterdir())):
         return
-    if not (target / _MANIFEST).is_file():
+    if is_earlier_dataset(target):
+        raise InstrumentError(
+            f"{target} is a dataset of an earlier version; `sglang-instrument export {target} --parquet NEW`"
+            " converts it, and nothing is overwritten"
+        )
+    if not is_dataset(target):
         raise InstrumentError(
             f"{target} exists and is neither an empty folder nor a dataset; nothing is overwritten"
         )
-    known = _load(SafeFolder(target))
-    if known is not None and known.runs and set(known.runs).isdisjoint(run_begins(run.files)):
+    known = _index_of(SafeFolder(target)).runs
+    if known and set(known).isdisjoint(run_begins(run.files)):
         raise InstrumentError(
-            f"{target} is a dataset of another run ({', '.join(known.runs)}); nothing is overwritten"
+            f"{target} is a dataset of another run ({', '.join(known)}); nothing is overwritten"
         )
 
 
 def _is_begun(name: str) -> bool:
-    """Return whether this is the name of what an export writes before its manifest."""
-    return name == _LOCK or is_draft(name)
+    """Return whether this is the name of what an export writes before its index."""
+    return name in (LOCK, PARTS) or is_draft(name)
 
 
-def _known(run: Run, known: _ExportManifest | None) -> _ExportManifest:
-    """Return the manifest of a dataset as it was; an empty one if there is none of this version."""
-    runs = list(run_begins(run.files))
-    if known is None:
-        return _ExportManifest(_VERSION, runs, [], {})
-    if known.version != _VERSION:
-        known = _of_pruned(run, known)
-    return msgspec.structs.replace(known, version=_VERSION, runs=runs)
-
-
-def _of_pruned(run: Run, known: _ExportManifest) -> _ExportManifest:
-    """Return what an earlier version wrote of files that `prune` deleted: it cannot be written again."""
-    gone = {file.path for file in run.files if not file.has_records}
-    spans = {name: output for name, output in known.spans.items() if not gone.isdisjoint(output.files)}
-    written = {path for output in spans.values() for path in output.files}
-    files = [state for state in known.files if state[0] in written]
-    return msgspec.structs.replace(known, files=files, spans=spans, begun=sorted(_logs_of(known)))
-
-
-def _add_columns(target: SafeFolder, outputs: Collection[str]) -> None:
-    """Add to Parquet files of spans the columns that an earlier version did not have: null."""
-    kinds = schema_of(SPANS)
-    for folder, name in [target.split(output) for output in outputs if _is_here(target, output)]:
-        spans = pl.read_parquet(folder.path / name, glob=False, hive_partitioning=False)
-        missing = [column for column in kinds if column not in (*PARTITIONS, *spans.columns)]
-        if missing:
-            added = (pl.lit(None, kinds[column]).alias(column) for column in missing)
-            save_parquet(folder, name, spans.with_columns(added))
-
-
-def _load(target: SafeFolder) -> _ExportManifest | None:
+def _index_of(folder: SafeFolder) -> Index:
     try:
-        return msgspec.json.decode(read_regular(target.path / _MANIFEST, _MOST_BYTES), type=_ExportManifest)
-    except (OSError, msgspec.MsgspecError):
-        return None
+        return index_of(folder)
+    except DAMAGED:
+        return Index(VERSION, [])
 
 
-def _save(target: SafeFolder, manifest: _ExportManifest) -> None:
-    target.write(_MANIFEST, msgspec.json.encode(manifest))
+def _write_parts(run: Run, target: SafeFolder, progress: Progress | None) -> Written:
+    """Write the parts that a dataset lacks, then the index, and delete the others."""
+    write_now()
+    files, whole = read_everything(run.executor, cached=run.cached)
+    if run.run_id is not None:
+        of_run = only_run(files, run.run_id)
+        files, whole = of_run, only_files(whole, files, of_run)
+    runs = list(run_begins(files))
+    old = _index_of(target)
+    (target / PARTS).make()
+    write_index(target, old.parts, runs)  # so that a killed export can go on
+    staying = _staying(target, old, files)
+    held = {key for part in staying for key in part.files}
+    missing = [file for file in files if file.place is not None and key_of(file) not in held]
+    groups = {os.urandom(8).hex(): group for group in _groups(missing)}
+    job = _PartJob(target / PARTS, {group[0].path: _draft(name) for name, group in groups.items()})
+    readable = [group for group in groups.values() if group[0].has_records]
+    if isinstance(run.executor, LocalExecutor):
+        run.executor.read_batches(readable, job, progress)
+    else:
+        for group in readable:
+            run.executor.read(group, job, progress)
+    new = [_finished(target, name, group, files, whole) for name, group in groups.items()]
+    write_index(target, [*staying, *new], runs)
+    rows = sum(part.records for part in (*staying, *new))
+    return Written(len(new), len(staying) + len(new), rows)
 
 
-def _with_spans(
-    run: Run, target: SafeFolder, old: _ExportManifest, progress: Progress | None
-) -> tuple[_ExportManifest, int]:
-    """Write the spans of the log files that changed; return the new manifest, and how many files it wrote."""
-    if run.executor.is_far:
-        raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
-    newest = newest_runs(run.files)
-    states = {file.path: _state(file, newest) for file in run.files}
-    unchanged = {state[0] for state in old.files if states.get(state[0]) == state}
-    untouched = _untouched(old.spans, unchanged, target)
-    redone = _redone(run.files, old.spans, untouched, unchanged)
-    if redone:
-        begun = {*old.begun, *(file.path for file in redone)}
-        _save(target, msgspec.structs.replace(old, begun=sorted(begun)))
-    columns = tuple(name for name in TABLES[SPANS] if name not in PARTITIONS)
-    job = BatchJob("spans", columns, target, newest)
-    read, tables = run.executor.read(redone, job, progress)
-    fresh = _outputs(read, tables.values())
-    gone = {file.path for file in run.files if not file.has_records} - unchanged
-    known = {path: state for path, state in states.items() if path not in gone}
-    now = {**known, **{file.path: _state(file, newest) for file in read}}
-    return _ExportManifest(_VERSION, old.runs, list(now.values()), {**untouched, **fresh}), len(fresh)
+def _staying(target: SafeFolder, old: Index, files: Sequence[File]) -> list[Part]:
+    """Return the parts that stay: whose files are as they were, or whose records nobody else has.
 
-
-def _state(file: File, newest: Newest) -> _State:
-    return (file.path, file.size, file.mtime_ns, newest.get(file.folder))
-
-
-def _untouched(outputs: dict[str, _Output], unchanged: set[str], target: SafeFolder) -> dict[str, _Output]:
-    """Return the Parquet files whose log files are as they were; a log file goes with all of its outputs."""
-    untouched = {name: output for name, output in outputs.items() if _is_here(target, name)}
-    lost = {path for name, output in outputs.items() if name not in untouched for path in output.files}
-    sound = unchanged - lost
-    while True:
-        touched = {name for name, output in untouched.items() if not sound.issuperset(output.files)}
-        if not touched:
-            return untouched
-        sound = sound - {path for name in touched for path in untouched[name].files}
-        untouched = {name: output for name, output in untouched.items() if name not in touched}
-
-
-def _redone(
-    files: Sequence[File], outputs: dict[str, _Output], untouched: dict[str, _Output], unchanged: set[str]
-) -> list[File]:
-    """Return the log files that changed, and those that share a Parquet file with them.
-
-    Files that `prune` deleted are left out: their spans stay where an earlier export wrote them.
+    Those of other files that count no more are left out of an entry.
     """
-    again = {path for name, output in outputs.items() if name not in untouched for path in output.files}
-    with_records = [file for file in files if file.has_records]
-    return [file for file in with_records if file.path in again or file.path not in unchanged]
+    by_key = {key_of(file): file for file in files}
+    staying, lone = [], []
+    for part in old.parts:
+        folder = target / PARTS / part.name
+        try:
+            version, written = written_files(folder.path)
+        except DAMAGED:
+            continue
+        now = [by_key[key] for key in part.files if key in by_key]
+        has_records = folder.has_file(f"{RECORDS}.parquet")
+        if has_records and any(not file.has_records for file in now):
+            lone.append(Part(part.name, [key_of(file) for file in now], records_of(now)))
+        elif (
+            version == VERSION
+            and len(now) == len(written) == len(part.files)
+            and has_records == any(file.has_records for file in now)
+        ):
+            staying.append(part)
+    return [*lone, *without_many_small(staying)]
 
 
-def _outputs(read: Sequence[File], parts: Iterable[pl.DataFrame]) -> dict[str, _Output]:
-    paths = [file.path for file in read for _ in file.runs]
-    outputs: dict[str, _Output] = {}
-    for part in parts:
-        for source, name, rows in part.select("source", "output", "rows").iter_rows():
-            output = outputs.setdefault(name, _Output([], 0))
-            output.files.append(paths[source])
-            output.rows += rows
-    return outputs
+def _groups(files: Sequence[File]) -> Iterator[list[File]]:
+    """Yield files that make up a part each: of those whose log is gone, those of one part."""
+    yield from group_files([file for file in files if file.has_records and file.part is None])
+    kept: dict[str | None, list[File]] = {}
+    for file in files:
+        if file.part is not None or not file.has_records:
+            kept.setdefault(file.part, []).append(file)
+    yield from kept.values()
 
 
-def _is_here(target: SafeFolder, output: str) -> bool:
-    folder, name = target.split(output)
-    return folder.has_file(name)
+def _draft(name: str) -> str:
+    return f".draft-{name}"
 
 
-def write_table(path: Path, table: pl.DataFrame) -> None:
-    """Write a Parquet file, or replace it once the new one is whole."""
-    with writing_output(path) as file:
-        write_parquet(table, file)
+def _finished(
+    target: SafeFolder, name: str, group: Sequence[File], files: Sequence[File], whole: Digest
+) -> Part:
+    """Add the digest of files to a part that has their records, and give it its name."""
+    listed = [msgspec.structs.replace(file, part=None) for file in group]
+    fill_part(target / PARTS / _draft(name), listed, only_files(whole, files, group).tables())
+    (target / PARTS).rename_folder(_draft(name), name)
+    return Part(name, list(map(key_of, group)), records_of(group))
 
 
-def _our_outputs(run: Run, known: _ExportManifest) -> set[str]:
-    """Return the names of files of spans that this export or an earlier one may have written."""
-    return set(map(output_name, _logs_of(known) | {file.path for file in run.files}))
+@dataclass(frozen=True)
+class _PartJob:
+    """Write all that files hold into the folder for the first of them, below `target`."""
 
+    target: SafeFolder
+    folders: Mapping[str, str]
 
-def _logs_of(known: _ExportManifest) -> set[str]:
-    """Return the paths of the log files that a dataset was made from, or that an export began to write."""
-    of_spans = (path for output in known.spans.values() for path in output.files)
-    return {*known.begun, *(state[0] for state in known.files), *of_spans}
+    def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
+        target, part = self._folder(batch), batch[0].part
+        if part is not None and is_nested(folder / part):
+            copy_records(target, folder / part, batch)
+            save_lines(target, other_lines(folder, batch))
+            return list(batch), {}
+        reading = read_logged(folder, folder, batch, with_extra=True)
+        save_lines(target, other_lines(folder, reading.files))
+        return reading.files, self.make(reading)
 
+    def make(self, reading: Reading) -> Tables:
+        write_records(self._folder(reading.files), reading)
+        return {}
 
-def _demand_only_ours(target: SafeFolder, ours: Collection[str]) -> None:
-    """Raise OSError if readers would take something else for spans: a Parquet file, a link to a folder."""
-    for folder in _step_folders(target):
-        for name in folder.names():
-            if name.endswith(".parquet") and name not in ours:
-                raise OSError(errno.EEXIST, "it is no file of this dataset", str(folder.path / name))
-
-
-def _delete_others(target: SafeFolder, outputs: Collection[str], ours: Collection[str]) -> None:
-    """Delete our files of spans that no log file stands behind any more, and drafts of killed exports."""
-    for folder in _step_folders(target):
-        below = "/".join(folder.inside[len(target.inside) :])
-        our_names = {name for name in folder.names() if name in ours or _OLD_DRAFT.fullmatch(name)}
-        stale = {name for name in our_names if f"{below}/{name}" not in outputs}
-        folder.delete_those(stale.__contains__)
-        folder.delete_drafts(at_once=True)
-
-
-def _step_folders(target: SafeFolder) -> Iterator[SafeFolder]:
-    """Yield the folders with spans; raise OSError if a link is in place of one."""
-    spans = target / SPANS
-    for run_id in spans.folder_names():
-        for step in (spans / run_id).folder_names():
-            yield spans / run_id / step
+    def _folder(self, files: Collection[File]) -> SafeFolder:
+        return self.target / self.folders[next(iter(files)).path]

@@ -1,4 +1,4 @@
-"""Ask a dataset in SQL, by DuckDB, which may read this dataset and nothing else."""
+"""Ask a run in SQL, by DuckDB, which may read the tables and records of this run and nothing else."""
 
 import re
 import tempfile
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
+from sglang_instrument.analysis.dataset.columns import SPANS, TABLES, VIEWS
 from sglang_instrument.analysis.dataset.export import writing
 from sglang_instrument.analysis.dataset.record_files import RecordFile, record_files
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
@@ -16,7 +16,6 @@ from sglang_instrument.analysis.dataset.views import add_comments, make_views, p
 from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.span_files import SPANS
 from sglang_instrument.analysis.store.records import RECORDS
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.safe_files.folder import SafeFolder
@@ -36,8 +35,8 @@ _CONFIG: Final = {
 def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
     """Return the rows of a query over the tables of a run.
 
-    A log is first written as a dataset: into its cache, from which the next query answers at once, or, if the
-    run is small, into a temporary folder. Tables that the query does not name are left out.
+    Tables that the query names are made first. Records that the run's store lacks are added to it: the next
+    query answers at once. Those of a small run are written into a temporary folder.
 
     Args:
         run: The run.
@@ -52,11 +51,9 @@ def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
     named = [name for name in TABLES if name in query.lower()]
     named += [SPANS for name in VIEWS if name in query.lower()]
     with tempfile.TemporaryDirectory() as scratch:
-        dataset, records = run.home, None
-        if not run.is_dataset:
-            dataset = Path(scratch, "dataset")
-            records = _written(run, SafeFolder(Path(scratch), ("dataset",)), named, progress)
-        return _answer(duckdb, dataset, records, statement, Path(scratch, "result.parquet"))
+        tables = SafeFolder(Path(scratch), ("tables",))
+        records = _written(run, tables, named, progress)
+        return _answer(duckdb, tables.path, records, statement, Path(scratch, "result.parquet"))
 
 
 def _written(
@@ -72,15 +69,15 @@ def _written(
 
 
 def _answer(
-    duckdb: Any, dataset: Path, records: list[RecordFile] | None, statement: str, result: Path
+    duckdb: Any, tables: Path, records: Sequence[RecordFile], statement: str, result: Path
 ) -> pl.DataFrame:
     """Return the rows of a statement, by way of a Parquet file: this needs no pyarrow."""
     try:
         with duckdb.connect(config=_CONFIG) as connection:
-            make_views(connection, dataset, records)
+            make_views(connection, tables, records)
             if _COMMENTS.search(statement):
                 add_comments(connection)  # a tenth of a second
-            _lock(connection, dataset, [result, *(file.path for file in records or ())])
+            _lock(connection, tables, [result, *(file.path for file in records)])
             rows = f"FROM (\n{statement}\n)"
             columns = connection.execute(f"DESCRIBE {rows}").fetchall()
             chosen = ", ".join(_plain(position, *column[:2]) for position, column in enumerate(columns, 1))
@@ -108,10 +105,10 @@ def without_odd_times(rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]
     return rows, left_out
 
 
-def _lock(connection: Any, dataset: Path, others: Sequence[Path]) -> None:
-    """Allow a dataset and some other files, but no further file and no network, from here on."""
+def _lock(connection: Any, tables: Path, others: Sequence[Path]) -> None:
+    """Allow a folder and some other files, but no further file and no network, from here on."""
     # DuckDB checks the pattern of a view, too, as if it were a path.
-    allowed = f"{quoted(dataset.absolute())}, {pattern(dataset)}"
+    allowed = f"{quoted(tables.absolute())}, {pattern(tables)}"
     connection.execute(f"SET allowed_directories = [{allowed}]")
     paths = [name for path in others for name in (quoted(path), pattern(path))]
     connection.execute(f"SET allowed_paths = [{', '.join(paths)}]")

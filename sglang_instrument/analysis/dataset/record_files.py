@@ -16,7 +16,8 @@ from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.store.after_answer import write_now
 from sglang_instrument.analysis.store.homes import is_worthwhile, locked
-from sglang_instrument.analysis.store.parts import PARTS, read_index
+from sglang_instrument.analysis.store.part_records import by_part, is_nested
+from sglang_instrument.analysis.store.parts import PARTS, read_index, written_files
 from sglang_instrument.analysis.store.records import RECORDS
 from sglang_instrument.analysis.store.store import HeldPart, held_parts
 from sglang_instrument.errors import LogError
@@ -28,10 +29,10 @@ _NAME: Final = f"{RECORDS}.parquet"
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A Parquet file of records; `left_out` are the log files and runs in it whose records do not count."""
+    """A Parquet file of records; `only` are the log files and runs whose records count, None for all."""
 
     path: Path
-    left_out: list[tuple[str, str | None]]
+    only: list[tuple[str, str | None]] | None = None
 
 
 def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None) -> list[RecordFile]:
@@ -48,21 +49,27 @@ def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None
     """
     if run.executor.is_far:
         raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
-    files = [file for file in run.files if file.has_records]
+    kept = {part: files for part, files in by_part(run.files).items() if is_nested(run.home / part)}
+    files = [file for file in run.files if file.has_records and file.part not in kept]
     in_store = _in_store(run, files, progress)
     held = {key_of(file) for part in in_store for file in part.counting}
     missing = [file for file in files if key_of(file) not in held]
     written = run.executor.read(missing, BatchJob(RECORDS, target=scratch), progress)[0] if missing else []
     counts = newest_run_filter(run.files)
-    wanted = {(key_of(file), run_id) for file in files for run_id in file.runs if counts(file, run_id)}
+    wanted = {(key_of(file), run_id) for file in run.files for run_id in file.runs if counts(file, run_id)}
     stored = [(part.folder / _NAME, part.files) for part in in_store]
     stored += [(path, written) for path in sorted(scratch.path.glob(f"*/{_NAME}"))]
-    return [RecordFile(path, _left_out(of_part, wanted)) for path, of_part in stored]
+    stored += [(run.home / part / _NAME, written_files(run.home / part)[1]) for part in kept]
+    return [RecordFile(path, _chosen(of_part, wanted)) for path, of_part in stored]
 
 
-def _left_out(files: Sequence[File], wanted: set[tuple[Key, str | None]]) -> list[tuple[str, str | None]]:
-    pairs = ((file, run_id) for file in files for run_id in file.runs)
-    return [(file.path, run_id) for file, run_id in pairs if (key_of(file), run_id) not in wanted]
+def _chosen(
+    files: Sequence[File], wanted: set[tuple[Key, str | None]]
+) -> list[tuple[str, str | None]] | None:
+    """Return those pairs of file and run whose records count; None if all do."""
+    pairs = [(file, run_id) for file in files for run_id in file.runs]
+    chosen = [(file.path, run_id) for file, run_id in pairs if (key_of(file), run_id) in wanted]
+    return None if len(chosen) == len(pairs) else chosen
 
 
 def _in_store(run: Run, files: Sequence[File], progress: Progress | None) -> list[HeldPart]:

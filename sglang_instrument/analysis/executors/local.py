@@ -27,25 +27,31 @@ class LocalExecutor:
         folder: The run's folder.
         most_processes: Read in no more processes than this.
         only: Names of folders in it, as if there were no others; None stands for all.
+        home: The folder to read in place of it.
     """
 
     is_far = False
 
     def __init__(
-        self, folder: Path, most_processes: int = _MOST_PROCESSES, only: Collection[str] | None = None
+        self,
+        folder: Path,
+        most_processes: int = _MOST_PROCESSES,
+        only: Collection[str] | None = None,
+        home: Path | None = None,
     ) -> None:
-        self.folder = self.home = folder
+        self.folder = folder
+        self.home = home or folder
         self.lost: dict[str, list[str]] = {}
         self._most_processes = most_processes
         self._only = only
 
     def list_files(self) -> list[File]:
         """Return the log files without reading them, in the order of their steps."""
-        return list_files(self.folder, self._only)
+        return list_files(self.home, self._only)
 
     def list_others(self) -> list[str]:
         """Return what lies in the folder besides logs, in order; folders end with a slash."""
-        return list(other_files(self.folder, self._only))
+        return list(other_files(self.home, self._only))
 
     def read(self, files: Sequence[File], job: Job, progress: Progress | None = None) -> BatchResult:
         """Return the files as read and the job's tables, sorted by `source`."""
@@ -61,9 +67,9 @@ class LocalExecutor:
         files = [file for batch in batches for file in batch]
         processes = min(len(batches), self._processes_for(files))
         if processes > 1:
-            coming = read_in_processes(self.folder, batches, job, processes)
+            coming = read_in_processes(self.home, batches, job, processes)
         else:
-            coming = ((number, job.run(self.folder, batch)) for number, batch in enumerate(batches))
+            coming = ((number, job.run(self.home, batch)) for number, batch in enumerate(batches))
         tell = progress or (lambda done, total: None)
         tell(0, len(files))
         parts: dict[int, BatchResult] = {}
@@ -74,7 +80,7 @@ class LocalExecutor:
 
     def bring(self, files: Sequence[File]) -> Path:
         """Return the folder with these log files: the run's."""
-        return self.folder
+        return self.home
 
 
 def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:

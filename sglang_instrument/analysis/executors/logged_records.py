@@ -8,7 +8,7 @@ import polars as pl
 from sglang_instrument.analysis.executors.batches import in_order, join_results
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import Reading, Source, read_files
-from sglang_instrument.analysis.store.part_records import read_part_records
+from sglang_instrument.analysis.store.part_records import by_part, read_part_records
 
 
 def read_logged(
@@ -20,18 +20,15 @@ def read_logged(
         folder: The folder with the log files.
         home: The folder that the paths of parts begin in.
         files: The files.
-        for_digest: As for `read_files`; parts have their digest.
+        for_digest: As for `read_files`.
         with_extra: As for `read_files`.
 
     Raises:
         LogError: A part cannot be read.
     """
     in_log = [file for file in files if file.part is None]
-    by_part: dict[str, list[File]] = {}
-    for file in files:
-        if file.part is not None:
-            by_part.setdefault(file.part, []).append(file)
-    readings = [read_part_records(home / part, some, with_extra) for part, some in by_part.items()]
+    parts = by_part(files).items()
+    readings = [read_part_records(home / part, some, for_digest, with_extra) for part, some in parts]
     if in_log or not readings:
         readings.append(read_files(folder, in_log, for_digest, with_extra))
     if len(readings) == 1:
@@ -39,7 +36,9 @@ def read_logged(
     results = []
     position = 0
     for some in readings:
-        records = some.records.with_columns(pl.col("position") + position)
+        records = some.records
+        if "position" in records.columns:  # not where it is read for a digest
+            records = records.with_columns(pl.col("position") + position)
         position += len(records)
         results.append((some.files, {"records": records}))
     read, tables = in_order(files, join_results(results))

@@ -34,10 +34,8 @@ def loop_of(run: Run, paths: Paths | None = None) -> Loop:
 
 def _outside(run: Run) -> pl.DataFrame:
     """Return the weight updates of the training process with the lowest rank, outside of any step."""
-    if run.is_dataset:
-        return pl.DataFrame(schema=_OUTSIDE)
     files = [file for file in run.files if file.place is not None and file.place.role == _ROLE]
-    files = [file for file in files if file.place and file.place.step is None and file.pruned_us is None]
+    files = [file for file in files if file.place and file.place.step is None]
     lowest = min((file.place.worker for file in files if file.place), default=0)
     files = [file for file in files if file.place and file.place.worker == lowest]
     rows = [

@@ -18,11 +18,12 @@ from sglang_instrument.analysis.executors.local import LocalExecutor, sizes_here
 from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import PRUNED, is_part, others_among, place_at
-from sglang_instrument.analysis.run.digest_of_run import digest_files, is_dataset
+from sglang_instrument.analysis.run.digest_of_run import digest_files
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.logged_runs import split_run_id
 from sglang_instrument.analysis.run.pruned import list_kept, pruned_folders, with_pruned
-from sglang_instrument.analysis.store.parts import DAMAGED
+from sglang_instrument.analysis.store.earlier_datasets import is_earlier_dataset
+from sglang_instrument.analysis.store.parts import DAMAGED, is_dataset
 from sglang_instrument.errors import LogError
 
 #: Of a run that is read as a whole: more takes more than about 2 GB.
@@ -218,7 +219,7 @@ def large_run(path: Path, on: str | None) -> LongRun | None:
             folder = find_run(folder)
         except LogError:  # another project's log, or nothing: `open_run` says so
             return None
-        if is_dataset(folder):
+        if is_dataset(folder) or is_earlier_dataset(folder):
             return None
     run = LongRun(Where(folder, on))
     if not run.is_large and not run.is_pruned:

@@ -18,6 +18,8 @@ from sglang_instrument.analysis.run.digest_of_run import only_newest_runs, read_
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
+from sglang_instrument.analysis.store.earlier_datasets import is_earlier_dataset
+from sglang_instrument.analysis.store.parts import is_dataset
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.errors import LogError
 from sglang_instrument.schema import LOG_OPENED
@@ -85,11 +87,12 @@ def plan_prune(path: Path, keep_steps: int, keep_slowest: int, progress: Progres
         LogError: There is no such run, or it is a dataset.
     """
     folder = find_run(path)
+    if is_dataset(folder) or is_earlier_dataset(folder):
+        raise LogError(f"{folder} is a dataset, without a log that could be pruned")
     executor = LocalExecutor(folder)
     files, whole = read_everything(executor, progress)
     known = RunFiles(files)
     run = Run(executor, known, only_newest_runs(known, whole))
-    run.demand_log()
     if not any(any(file.records) for file in files):
         raise LogError(f"{folder}: no records yet")
     steps = _files_by_step(files)

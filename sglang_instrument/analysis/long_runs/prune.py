@@ -16,15 +16,14 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.digests.file_sources import key_of, only_files, renumber
+from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.executors.executor import BatchResult, Progress, Tables
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.long_runs.plan import Plan
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import PRUNED
 from sglang_instrument.analysis.reading.reader import Reading, read_files
-from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.pruned import PATHS, pruned_folders, read_kept
+from sglang_instrument.analysis.run.pruned import pruned_folders, read_kept
 from sglang_instrument.analysis.store.part_records import keep_all
 from sglang_instrument.analysis.store.parts import DAMAGED, fill_part
 from sglang_instrument.analysis.store.store import group_files
@@ -98,16 +97,12 @@ def _keep(plan: Plan, home: SafeFolder, progress: Progress | None) -> int:
     groups = {f"{now:%Y%m%dT%H%M%S}-{os.urandom(4).hex()}": group for group in group_files(files)}
     drafts = {group[0].path: f"{_DRAFT}{name}" for name, group in groups.items()}
     executor = LocalExecutor(home.root)
-    read, tables = executor.read_batches(
-        list(groups.values()), _KeepJob(home, drafts, BatchJob("paths")), progress
-    )
+    executor.read_batches(list(groups.values()), _KeepJob(home, drafts), progress)
     pruned_us = int(time.time() * 1e6)
     for name, group in groups.items():
         draft = home / f"{_DRAFT}{name}"
         gone = [msgspec.structs.replace(file, pruned_us=pruned_us) for file in group]
-        digest = only_files(plan.whole, plan.run.files, group)
-        paths = renumber(tables["paths"], read, group)
-        fill_part(draft, gone, {**digest.tables(), PATHS: paths}, sync=True)
+        fill_part(draft, gone, only_files(plan.whole, plan.run.files, group).tables(), sync=True)
         home.rename_folder(draft.inside[-1], name)
         if list(map(key_of, _files_in((home / name).path))) != list(map(key_of, gone)):
             raise OSError(f"{(home / name).path} does not hold what was written to it")
@@ -126,19 +121,18 @@ def _is_as_it_was(folder: Path, file: File) -> bool:
 
 @dataclass(frozen=True)
 class _KeepJob:
-    """Write all that files hold into the folder for the first of them, and return their event paths."""
+    """Write all that files hold into the folder for the first of them."""
 
     home: SafeFolder
     folders: dict[str, str]
-    paths: BatchJob
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         reading = read_files(folder, batch, with_extra=True)
         keep_all(self.home / self.folders[batch[0].path], folder, reading)
-        return self.paths.run(folder, batch)
+        return reading.files, {}
 
     def make(self, reading: Reading) -> Tables:
-        return self.paths.make(reading)
+        return {}
 
 
 def _files_in(home: Path) -> list[File]:

@@ -13,16 +13,15 @@ from sglang_instrument.analysis.executors.executor import BatchResult, Tables
 from sglang_instrument.analysis.executors.logged_records import read_logged
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.field_sums import field_sums
-from sglang_instrument.analysis.reading.files import File, Newest
+from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
-from sglang_instrument.analysis.run.span_files import write_spans
 from sglang_instrument.analysis.store.records import write_records
 from sglang_instrument.gc_pause import uncollected
 from sglang_instrument.safe_files.folder import SafeFolder
 
-_OF_FIELDS: Final = frozenset({"spans", "fields", "records"})  # tables that need all fields of a record
+_OF_FIELDS: Final = frozenset({"fields", "records"})  # tables that need all fields of a record
 
 
 class BatchJob(msgspec.Struct, frozen=True):
@@ -34,15 +33,11 @@ class BatchJob(msgspec.Struct, frozen=True):
     "fields" are the sums of those in `names`, or of all without names.
 
     "lines" are the lines that hold one of `names` in quotes; `source` is the number of their file.
-
-    "spans" are written as Parquet below `target`: the columns in `names`, of the `newest` run of each folder.
-    Their table says which log file went where.
     """
 
     tables: str
     names: tuple[str, ...] = ()
     target: SafeFolder | None = None
-    newest: Newest = msgspec.field(default_factory=Newest)
     folders: Mapping[str, str] = {}
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
@@ -80,8 +75,6 @@ class BatchJob(msgspec.Struct, frozen=True):
             return {"paths": path_sums(reading.records)}
         if self.tables == "records" and self.target is not None:
             return {"records": self._write_records(self.target, reading)}
-        if self.target is not None:
-            return {"spans": write_spans(self.target, reading, self.newest, self.names)}
         return {"events": event_rows(reading.records)}
 
 

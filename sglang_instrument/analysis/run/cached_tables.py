@@ -6,9 +6,9 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.stored_digest import read_table, save_table
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run.digest_of_run import state_of, table_homes
+from sglang_instrument.analysis.run.digest_of_run import state_of
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.store.homes import is_worthwhile
+from sglang_instrument.analysis.store.homes import homes, is_worthwhile
 
 
 def cached_table(
@@ -23,16 +23,16 @@ def cached_table(
         files: The files it is made from, all by default; if one of them changed, it is made again.
     """
     files = run.files if files is None else files
-    if not run.cached or not (is_worthwhile(files) or run.is_dataset):
+    if not run.cached or not is_worthwhile(files):
         return make()
     state = state_of(files)
-    for home in table_homes(run.home):
+    for home in homes(run.home):
         try:
             return read_table(home.path / f"{name}-{state}.parquet")
         except (OSError, pl.exceptions.PolarsError):
             continue
     table = make()
-    for home in table_homes(run.home):
+    for home in homes(run.home):
         try:
             home.make()
             save_table(home, name, state, table)

@@ -1,36 +1,23 @@
 """Make the digest of a run: from the run's store, and from the lines of files that the store lacks."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Final
 
-import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import join_digests, key_of, only_files
 from sglang_instrument.analysis.digests.implied_requests import only_certain
-from sglang_instrument.analysis.digests.stored_digest import (
-    VERSION,
-    load_digest,
-    save_digest,
-    save_table,
-)
+from sglang_instrument.analysis.digests.stored_digest import VERSION
 from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_filter, only_run
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.analysis.store.after_answer import write_after_answer
-from sglang_instrument.analysis.store.homes import homes, is_worthwhile
+from sglang_instrument.analysis.store.homes import is_worthwhile
 from sglang_instrument.analysis.store.store import load, save
-from sglang_instrument.errors import LogError
-from sglang_instrument.safe_files.folder import SafeFolder
-
-#: The folder of a dataset that keeps a run's digest in place of its log. Spark skips such names.
-_STORED: Final = "_digest"
 
 
 def digest_files(
@@ -66,9 +53,7 @@ def read_digest(
 def read_everything(
     executor: Executor, progress: Progress | None = None, cached: bool = True
 ) -> tuple[list[File], Digest]:
-    """Return the log files, also those that `prune` deleted, and the digest of all runs that wrote them."""
-    if is_dataset(executor.home):
-        return _load_stored(executor.home)
+    """Return the log files, also those of which only parts are left, and the digest of all runs in them."""
     return with_pruned(executor.home, *_read_log(executor, progress, cached))
 
 
@@ -106,43 +91,6 @@ def _with_launches(files: Sequence[File], steps: pl.DataFrame) -> pl.DataFrame:
     known = {run_id: number for number, run_id in enumerate(sorted({run for run in runs if run is not None}))}
     numbers = pl.Series([None if run is None else known[run] for run in runs], dtype=pl.Int64)
     return steps.with_columns(launch=numbers.gather(steps["source"]))
-
-
-def is_dataset(folder: Path) -> bool:
-    """Return whether a folder holds a run as a dataset, without its log."""
-    return (folder / _STORED).is_dir()
-
-
-def _load_stored(folder: Path) -> tuple[list[File], Digest]:
-    try:
-        return load_digest(folder / _STORED)
-    except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
-        raise LogError(
-            f"{folder}: this dataset is incomplete, or of another version; export the log again"
-        ) from None
-
-
-def store_digest(
-    folder: Path, files: Sequence[File], digest: Digest, tables: Mapping[str, pl.DataFrame]
-) -> None:
-    """Keep in a dataset what answers need in place of the log.
-
-    Args:
-        folder: The dataset's folder.
-        files: The log files.
-        digest: Their digest.
-        tables: What `cached_table` shall return for this dataset, by name.
-    """
-    home = SafeFolder(folder, (_STORED,))
-    home.delete_drafts(at_once=True)  # the caller holds the dataset's lock
-    for name, table in tables.items():
-        save_table(home, name, state_of(files), table)
-    save_digest(home, files, digest)
-
-
-def table_homes(folder: Path) -> list[SafeFolder]:
-    """Return the folders in which tables of a run may lie: of a dataset its own, else those of its store."""
-    return [SafeFolder(folder, (_STORED,))] if is_dataset(folder) else homes(folder)
 
 
 def state_of(files: Sequence[File]) -> str:

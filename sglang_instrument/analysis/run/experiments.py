@@ -4,7 +4,8 @@ import difflib
 from pathlib import Path
 
 from sglang_instrument.analysis.reading.folders import UnreadableFolderError, entries, is_run_folder
-from sglang_instrument.analysis.run.digest_of_run import is_dataset
+from sglang_instrument.analysis.store.earlier_datasets import is_earlier_dataset
+from sglang_instrument.analysis.store.parts import is_dataset
 from sglang_instrument.errors import LogError
 from sglang_instrument.plain_text import listed
 
@@ -15,7 +16,7 @@ def find_run(path: Path) -> Path:
         raise LogError(f"{path}: no such folder{_nearest(path)}")
     if not path.is_dir():
         raise LogError(f"{path} is a file; give the experiment's folder, which holds step_N folders")
-    if is_run_folder(path) or is_dataset(path):
+    if is_run_folder(path) or is_dataset(path) or is_earlier_dataset(path):
         return path
     experiments = experiments_in(path)
     if len(experiments) == 1:

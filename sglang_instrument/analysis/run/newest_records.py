@@ -41,7 +41,6 @@ def newest_records(
             Without events and keys, all records.
         with_kept: Whether to yield the engine calls that `prune` kept of the files that it deleted.
     """
-    run.demand_log()
     counts = newest_run_filter(run.files)
     names = (*events, *keys)
     files = [file for file in files if file.place is not None and (not names or file.may_hold(names))]

@@ -26,13 +26,14 @@ from sglang_instrument.analysis.reading.liveness import (
     names_of,
 )
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.digest_of_run import is_dataset, read_digest
+from sglang_instrument.analysis.run.digest_of_run import read_digest
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs
 from sglang_instrument.analysis.run.other_logs import local_executor, tell_foreign, why_nothing
 from sglang_instrument.analysis.run.outside import only_in_steps
 from sglang_instrument.analysis.run.pruned import PATHS, kept_table, pruned_words
+from sglang_instrument.analysis.store.parts import is_dataset
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 from sglang_instrument.errors import LogError
@@ -77,7 +78,6 @@ class Run:
             hint = known if (executor.home / "processes").is_dir() else ""
             hint = why_nothing(executor) or hint
             raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
-        cached = cached or is_dataset(executor.home)
         return cls(executor, files, digest, cached, run_id and find_run_id(folder, files, run_id))
 
     @property
@@ -115,7 +115,7 @@ class Run:
     def health(self) -> Health:
         """What was left out, and why."""
         health = health_of(self.files)
-        health.ignored += [] if self.is_dataset else self.executor.list_others()
+        health.ignored += [] if is_dataset(self.home) else self.executor.list_others()
         if isinstance(self.executor, ForeignExecutor):
             tell_foreign(health, self.executor)
         health.ended_abruptly = names_of(self.gone)
@@ -132,19 +132,6 @@ class Run:
     def open_at_end(self) -> list[Ended]:
         """What was open in children that were killed, as far as they had reported it."""
         return open_at_their_end(self.files, self.gone)
-
-    @cached_property
-    def is_dataset(self) -> bool:
-        """Whether the folder holds a dataset: digest and tables, without the log."""
-        return is_dataset(self.home)
-
-    def demand_log(self) -> None:
-        """Raise LogError if this is a dataset, for an answer that needs the log's records."""
-        if self.is_dataset:
-            raise LogError(
-                f"{self.folder} is a dataset, without the log that this needs; `sql` can ask its spans,"
-                " and summary, requests, turns, workers, staleness, waste, lengths and gaps answer from it"
-            )
 
     def demand_records(self, step: Steps, worker: int | None = None, validate: bool | None = None) -> None:
         """Raise LogError if an earlier version deleted records of these steps; None stands for all steps."""
@@ -222,9 +209,8 @@ class Run:
 
     def read_paths(self, step: Steps = None) -> pl.DataFrame:
         """Return `event_paths.path_sums` of the files of some steps, pruned ones too; None stands for all."""
-        self.demand_log()
         files = self.files_of(step)
-        sums = self._tables_of([file for file in files if file.pruned_us is None], BatchJob("paths"), None)
+        sums = self._tables_of([file for file in files if file.has_records], BatchJob("paths"), None)
         of_pruned = kept_table(self.home, files, PATHS)
         if of_pruned is None:
             return sums
@@ -264,9 +250,8 @@ class Run:
         """Return the files that can be read of some steps; of all steps (None), those that are there.
 
         Raises:
-            LogError: This is a dataset, or records of a step that was asked for were pruned.
+            LogError: Records of a step that was asked for were pruned.
         """
-        self.demand_log()
         if step is not None:
             self.demand_records(step, worker, validate)
         files = self.files_of(step, worker, validate)
@@ -293,7 +278,6 @@ class Run:
 
     def read_lines(self, file: File) -> Iterator[bytes]:
         """Yield the text of a log file in chunks of whole lines, until an error that was reported before."""
-        self.demand_log()
         return readable_lines(self.executor.bring([file]) / file.path)
 
     def files_of(
@@ -328,4 +312,4 @@ def _lies_in(
 
 
 def _reason(health: Health) -> str:
-    return "" if health.files == 0 else f" ({health.sentence()})"
+    return f" ({health.sentence()})" if health.files or health.unreadable else ""

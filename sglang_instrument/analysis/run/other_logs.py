@@ -5,6 +5,7 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.executors.earlier_dataset import EarlierDataset
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.foreign.executor import ForeignExecutor, foreign_executor
@@ -12,6 +13,7 @@ from sglang_instrument.analysis.foreign.registry import known_formats
 from sglang_instrument.analysis.reading.folders import entries
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.health import Health
+from sglang_instrument.analysis.store.earlier_datasets import is_earlier_dataset
 from sglang_instrument.errors import LogError
 
 _NAMED: Final = 3  # files that could not be read are named, with the reason
@@ -24,7 +26,7 @@ def local_executor(path: Path) -> Executor:
         LogError: There is neither.
     """
     try:
-        return LocalExecutor(find_run(path))
+        folder = find_run(path)
     except LogError as error:
         foreign = foreign_executor(path)
         if foreign is not None:
@@ -32,6 +34,7 @@ def local_executor(path: Path) -> Executor:
         if not path.exists() or (path.is_dir() and not entries(path)):
             raise
         raise LogError(f"{error}. Nor is it a log of another project; known are {known_formats()}") from None
+    return EarlierDataset(folder) if is_earlier_dataset(folder) else LocalExecutor(folder)
 
 
 def rows_of_foreign(executor: Executor) -> pl.DataFrame | None:

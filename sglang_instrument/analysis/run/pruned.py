@@ -1,4 +1,4 @@
-"""Read what `prune` keeps of the log files that it deletes: parts, in the folder `.pruned`.
+"""Read parts whose log is gone: those that `prune` keeps, in the folder `.pruned`, and those of a dataset.
 
 Each call of `prune` adds folders to `.pruned` and never changes one: so a folder needs no other one, an
 interrupted call loses nothing, and `collect` can bring it along. Earlier versions kept a digest in place of a
@@ -19,11 +19,22 @@ from sglang_instrument.analysis.digests.file_sources import Key, join_digests, k
 from sglang_instrument.analysis.digests.stored_digest import load_digest, read_table, stored_files
 from sglang_instrument.analysis.reading.files import Control, File
 from sglang_instrument.analysis.reading.folders import PRUNED, in_order, parts_of_pruned
-from sglang_instrument.analysis.store.parts import DAMAGED, FILES, listed_files, read_data
+from sglang_instrument.analysis.store.parts import (
+    DAMAGED,
+    FILES,
+    PARTS,
+    index_of,
+    is_dataset,
+    listed_files,
+    read_data,
+)
+from sglang_instrument.analysis.store.records import RECORDS
+from sglang_instrument.errors import LogError
+from sglang_instrument.safe_files.folder import SafeFolder
 
 #: Names of tables in a folder of `.pruned`.
-PATHS: Final = "event_paths"
-CALLS: Final = "engine_calls"  # of earlier versions, in place of the records
+PATHS: Final = "event_paths"  # these two of earlier versions, in place of the records
+CALLS: Final = "engine_calls"
 _NAMED: Final = 8  # ranges of steps
 
 _Process = tuple[str, str]  # folder and stem of a file's name: `.jsonl` and `.jsonl.zst` are one file
@@ -32,7 +43,7 @@ _Process = tuple[str, str]  # folder and stem of a file's name: `.jsonl` and `.j
 def with_pruned(
     folder: Path, files: list[File], digest: Digest, only: Sequence[Path] | None = None
 ) -> tuple[list[File], Digest]:
-    """Add the files that `prune` deleted to those that are there; their `pruned_us` says when.
+    """Add the files of parts to those that are there; `pruned_us` of those that `prune` deleted says when.
 
     A folder that cannot be read stands among the files as one that is unreadable, so that answers say so.
 
@@ -41,20 +52,24 @@ def with_pruned(
         files: Its files that are there.
         digest: Their digest.
         only: Those of `pruned_folders` to look into; None stands for all.
+
+    Raises:
+        LogError: The folder is a dataset whose index cannot be read.
     """
-    homes = pruned_folders(folder) if only is None else only
+    homes = kept_folders(folder) if only is None else dict.fromkeys(only)
     if not homes:
         return files, digest
     parts, seen = [(files, files, digest)], set[Key]()
     by_process = _by_process(files)
-    for home in homes:
+    for home, counting in homes.items():
         try:
             files_kept, digest_kept = read_kept(home)
         except DAMAGED as error:
-            lost = File(f"{PRUNED}/{home.name}", 0, 0, unreadable=str(error), pruned_us=0)
+            lost = File(_name_of(home), 0, 0, unreadable=str(error), pruned_us=0)
             parts.append(([lost], [lost], concat_digests([])))
             continue
-        gone = [file for file in files_kept if key_of(file) not in seen and not _is_there(file, by_process)]
+        new = [file for file in files_kept if key_of(file) not in seen and not _is_there(file, by_process)]
+        gone = [file for file in new if counting is None or key_of(file) in counting]
         seen.update(map(key_of, gone))
         parts.append((files_kept, gone, digest_kept))
     merged = sorted((file for _, gone, _ in parts for file in gone), key=lambda file: in_order(file.path))
@@ -63,16 +78,21 @@ def with_pruned(
 
 
 def read_kept(home: Path) -> tuple[list[File], Digest]:
-    """Return the files and the digest that a folder in `.pruned` keeps.
+    """Return the files and the digest of a part.
 
     Raises:
         DAMAGED: It cannot be read.
     """
     if (home / FILES).exists():
         files, digest = read_data(home)
-        return [msgspec.structs.replace(file, part=f"{PRUNED}/{home.name}") for file in files], digest
+        part = _name_of(home) if (home / f"{RECORDS}.parquet").exists() else None
+        return [msgspec.structs.replace(file, part=part) for file in files], digest
     files, digest = load_digest(home, smaller=True)
     return [msgspec.structs.replace(file, part=None) for file in files], digest
+
+
+def _name_of(home: Path) -> str:
+    return f"{home.parent.name}/{home.name}"
 
 
 def list_kept(home: Path) -> list[tuple[str, int]]:
@@ -84,6 +104,22 @@ def list_kept(home: Path) -> list[tuple[str, int]]:
     return listed_files(home) if (home / FILES).exists() else stored_files(home)
 
 
+def kept_folders(folder: Path) -> dict[Path, set[Key] | None]:
+    """Return the parts of a run whose log is gone, each with those of its files that count; None for all.
+
+    Raises:
+        LogError: The folder is a dataset whose index cannot be read.
+    """
+    parts: dict[Path, set[Key] | None] = dict.fromkeys(pruned_folders(folder))
+    if is_dataset(folder):
+        try:
+            index = index_of(SafeFolder(folder))
+        except DAMAGED as error:
+            raise LogError(f"{folder}: this dataset is damaged; export the log again: {error}") from None
+        parts.update({folder / PARTS / part.name: set(part.files) for part in index.parts})
+    return parts
+
+
 def pruned_folders(folder: Path) -> list[Path]:
     """Return the folders in `.pruned` of a run, the oldest first; drafts are hidden."""
     home = folder / PRUNED
@@ -93,14 +129,14 @@ def pruned_folders(folder: Path) -> list[Path]:
 
 
 def kept_table(folder: Path, files: Sequence[File], name: str) -> pl.DataFrame | None:
-    """Return a table of the deleted files among a run's files; None if none was kept.
+    """Return a table of the files that earlier versions deleted among a run's files; None if none was kept.
 
     Args:
         folder: The run's folder.
         files: The run's files; `source` of the table numbers each pair of file and run in them.
         name: PATHS or CALLS.
     """
-    wanted = {key_of(file) for file in files if file.pruned_us is not None}
+    wanted = {key_of(file) for file in files if not file.has_records}
     tables = []
     for home in pruned_folders(folder) if wanted else ():
         try:

@@ -19,7 +19,8 @@ STORE: Final = ".store"
 #: The folder of our stores in the user's cache; other things of ours lie there, too.
 OURS: Final = "sglang-instrument"
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024
-_LOCK: Final = "lock"
+#: The name of the file that keeps processes apart.
+LOCK: Final = "lock"
 _HASHED: Final = re.compile(r"(ray-)?[0-9a-f]{16}")
 
 
@@ -69,10 +70,10 @@ def locked(home: SafeFolder) -> Iterator[None]:
         OSError: There can be no lock here: the disk is full or has none, or a link is in the way.
     """
     home.make()
-    about = home.stat(_LOCK)
+    about = home.stat(LOCK)
     if about is not None and not stat.S_ISREG(about.st_mode):
-        raise OSError(f"{home.path / _LOCK} is no regular file")
-    lock = FileLock(home.path / _LOCK, timeout=0)
+        raise OSError(f"{home.path / LOCK} is no regular file")
+    lock = FileLock(home.path / LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout:

@@ -16,7 +16,9 @@ import polars as pl
 from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.reading.all_fields import STAMPS, TEXT_COLUMNS, timestamps
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, open_log, whole_lines
+from sglang_instrument.analysis.reading.columns import Columns
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.last_open import unended_lines
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading, Source
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Rejects, decode
 from sglang_instrument.analysis.reading.times import epoch_us
@@ -24,7 +26,7 @@ from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, RECORDS
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular
 from sglang_instrument.safe_files.folder import SafeFolder
-from sglang_instrument.schema import CONTROL_EVENTS
+from sglang_instrument.schema import CONTROL_EVENTS, OPEN_NOW
 
 #: The table of lines that are no records.
 LINES: Final = "lines"
@@ -55,9 +57,8 @@ def keep_all(target: SafeFolder, folder: Path, reading: Reading) -> None:
         OSError, polars.exceptions.PolarsError, LogError: It cannot be written, or tells less than the files.
     """
     save_parquet(target, f"{RECORDS}.parquet", rows_as_read(reading), sync=True, level=_LEVEL)
-    texts = [(file.path, text) for file in reading.files for text in _other_lines(folder / file.path, file)]
-    lines = pl.DataFrame(texts, schema=_LINES, orient="row")
-    save_parquet(target, f"{LINES}.parquet", lines, sync=True)
+    lines = other_lines(folder, reading.files)
+    save_lines(target, lines, sync=True)
     again = read_part_records(target.path, reading.files, with_extra=True)
     first, second = (
         _as_texts(read.records.select(list(_WHOLE)).drop("position")) for read in (reading, again)
@@ -70,7 +71,45 @@ def _as_texts(records: pl.DataFrame) -> pl.DataFrame:
     return records.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
 
 
-def _other_lines(path: Path, file: File) -> list[bytes]:
+def save_lines(target: SafeFolder, lines: pl.DataFrame, sync: bool = False) -> None:
+    """Write the lines that are no records into the folder of a part.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: They cannot be written.
+    """
+    save_parquet(target, f"{LINES}.parquet", lines, sync=sync)
+
+
+def other_lines(home: Path, files: Sequence[File]) -> pl.DataFrame:
+    """Return the lines of files that are no records, with the `file` of each, as they were read.
+
+    Raises:
+        OSError, LogError: A file, or the part that holds its lines, cannot be read.
+    """
+    lines: list[tuple[str, bytes]] = []
+    for file in files:
+        if file.part is None:
+            lines += ((file.path, text) for text in _lines_of(home / file.path, file))
+    table = pl.DataFrame(lines, schema=_LINES, orient="row")
+    kept = [_lines_in(home / part, some) for part, some in by_part(files).items()]
+    return pl.concat([table, *kept])
+
+
+def by_part(files: Sequence[File]) -> dict[str, list[File]]:
+    """Return the files whose records parts hold, by part."""
+    parts: dict[str, list[File]] = {}
+    for file in files:
+        if file.part is not None:
+            parts.setdefault(file.part, []).append(file)
+    return parts
+
+
+def _lines_in(folder: Path, files: Sequence[File]) -> pl.DataFrame:
+    with _readable(folder):
+        return _table(folder, LINES).filter(pl.col("file").is_in([file.path for file in files])).collect()
+
+
+def _lines_of(path: Path, file: File) -> list[bytes]:
     """Return the lines of a log file that are no records."""
     lines: list[bytes] = []
     rejects = Rejects(lines=lines)
@@ -96,8 +135,12 @@ def _is_timeless(raw: bytes) -> bool:
     return any(line.start_us is None and epoch_us(line.timestamp) is None for line in lines)
 
 
-def read_part_records(folder: Path, files: Sequence[File], with_extra: bool = False) -> Reading:
+def read_part_records(
+    folder: Path, files: Sequence[File], for_digest: bool = False, with_extra: bool = False
+) -> Reading:
     """Return the records of log files from the part that holds them, as `read_files` does from the files.
+
+    For a digest, what was open when a process ended is among them.
 
     Raises:
         LogError: The part cannot be read.
@@ -110,7 +153,24 @@ def read_part_records(folder: Path, files: Sequence[File], with_extra: bool = Fa
     ]
     with _readable(folder):
         records = _records(folder, files, sources, _WHOLE if with_extra else COLUMNS)
-    return Reading(list(files), sources, [records])
+    unended = _unended(files, sources) if for_digest else []
+    return Reading(list(files), sources, [records, *unended])
+
+
+def _unended(files: Sequence[File], sources: Sequence[Source]) -> list[pl.DataFrame]:
+    """Return records of what the last reports of processes that ended name: their files keep no others."""
+    columns = Columns()
+    for number, source in enumerate(sources):
+        for control in files[source.file].controls:
+            if control.event == OPEN_NOW and control.run_id == source.run_id:
+                lines = unended_lines(control.extra, control.time_us)
+                for line in lines:
+                    line.workid, line.step = source.place.worker, source.place.step
+                    line.validate = source.place.validate or None
+                if lines:
+                    columns.add(lines, number)
+    places = [source.place for source in sources]
+    return [columns.table(places, 0).drop("local")] if len(columns) else []
 
 
 @contextmanager
@@ -119,6 +179,28 @@ def _readable(folder: Path) -> Iterator[None]:
         yield
     except (OSError, pl.exceptions.PolarsError) as error:
         raise LogError(f"{folder}: its records cannot be read: {error}") from None
+
+
+def is_nested(folder: Path) -> bool:
+    """Return whether the records of a part tell how their spans are nested.
+
+    Raises:
+        LogError: They cannot be read.
+    """
+    with _readable(folder):
+        return "span" in _table(folder, RECORDS).collect_schema().names()
+
+
+def copy_records(target: SafeFolder, folder: Path, files: Sequence[File]) -> None:
+    """Write the records that a part holds of some files into the folder of another part.
+
+    Raises:
+        LogError: They cannot be read.
+        OSError, polars.exceptions.PolarsError: They cannot be written.
+    """
+    with _readable(folder):
+        rows = _rows_of(folder, [file.path for file in files]).select(list(COLUMNS_OF_RECORDS)).collect()
+    save_parquet(target, f"{RECORDS}.parquet", rows)
 
 
 def _records(
@@ -163,10 +245,7 @@ class KeptRecords:
         self, home: Path, files: Sequence[File], events: Collection[str] = (), keys: Collection[str] = ()
     ) -> None:
         self._home = home
-        self._paths: dict[str, list[str]] = {}
-        for file in files:
-            if file.part is not None:
-                self._paths.setdefault(file.part, []).append(file.path)
+        self._files = by_part(files)
         self._marks = as_marks((*events, *keys))
         holds_key = pl.col("extra").str.contains_any([f'"{key}"' for key in keys])
         of_events = pl.col("event").is_in(list(events))
@@ -195,13 +274,13 @@ class KeptRecords:
 
     def _read_part(self, file: File) -> None:
         """Read the part of a file, unless that was done."""
-        paths = self._paths.pop(file.part or "", None)
-        if paths is None or file.part is None:
+        files = self._files.pop(file.part or "", None)
+        if files is None or file.part is None:
             return
         folder = self._home / file.part
+        lines = _lines_in(folder, files)
         with _readable(folder):
-            rows = _rows_of(folder, paths).filter(self._wanted)
-            lines = _table(folder, LINES).filter(pl.col("file").is_in(paths)).collect()
+            rows = _rows_of(folder, [file.path for file in files]).filter(self._wanted)
             rows = rows.with_columns(end_us=_END_US)
             by_file = rows.select("file", "run_id", *_OF_LINE).collect().partition_by("file", as_dict=True)
         self._rows |= {str(path): table.drop("file") for (path,), table in by_file.items()}

@@ -54,9 +54,12 @@ class Part(msgspec.Struct, frozen=True):
     records: int
 
 
-class _Index(msgspec.Struct):
+class Index(msgspec.Struct):
+    """Which parts count; `runs` are the launches that a dataset is of."""
+
     version: str
     parts: list[Part]
+    runs: list[str] = []
 
 
 class _WrittenTables(msgspec.Struct):
@@ -84,19 +87,41 @@ _Kind = TypeVar("_Kind")
 def read_index(home: SafeFolder) -> list[Part]:
     """Return the parts of a store; [] if it has none of this version."""
     try:
-        index = msgspec.json.decode(read_regular(home.path / _INDEX, _MOST_BYTES), type=_Index)
+        index = msgspec.json.decode(read_regular(home.path / _INDEX, _MOST_BYTES), type=Index)
     except DAMAGED:
         return []
     return index.parts if index.version == VERSION else []
 
 
-def write_index(home: SafeFolder, parts: Sequence[Part]) -> None:
+def index_of(home: SafeFolder) -> Index:
+    """Return an index, of any version.
+
+    Raises:
+        DAMAGED: It cannot be read, or names what no part is called.
+    """
+    index = msgspec.json.decode(read_regular(home.path / _INDEX, _MOST_BYTES), type=Index)
+    if wrong := [part.name for part in index.parts if not _NAME.fullmatch(part.name)]:
+        raise ValueError(f"{home.path}: no part is called {wrong[0]!r}")
+    return index
+
+
+def is_dataset(folder: Path) -> bool:
+    """Return whether a folder is a dataset: the parts of a run, without its log."""
+    return (folder / _INDEX).is_file() and (folder / PARTS).is_dir()
+
+
+def write_index(home: SafeFolder, parts: Sequence[Part], runs: Sequence[str] = ()) -> None:
     """Say which parts count, and delete the other ones; the caller holds the store's lock.
+
+    Args:
+        home: The store, or the dataset.
+        parts: The parts.
+        runs: The launches that a dataset is of.
 
     Raises:
         OSError: The index cannot be written.
     """
-    home.write(_INDEX, msgspec.json.encode(_Index(VERSION, list(parts))))
+    home.write(_INDEX, msgspec.json.encode(Index(VERSION, list(parts), list(runs))))
     counting = {part.name for part in parts}
     for name in (home / PARTS).names():
         if name not in counting and _NAME.fullmatch(name):
@@ -178,6 +203,16 @@ def read_data(folder: Path) -> tuple[list[File], Digest]:
         for name in SCHEMAS
     }
     return stored.files, Digest(**tables)
+
+
+def written_files(folder: Path) -> tuple[str, list[File]]:
+    """Return the version that wrote a part, and its log files.
+
+    Raises:
+        DAMAGED: They cannot be read.
+    """
+    stored = _decoded(folder, _WrittenTables)
+    return stored.version, stored.files
 
 
 def listed_files(folder: Path) -> list[tuple[str, int]]:

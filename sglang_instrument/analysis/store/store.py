@@ -171,8 +171,13 @@ def _add(
 def _staying(parts: Sequence[Part], keys: Collection[Key]) -> list[Part]:
     """Return the parts of which more than half still counts; many small ones go, to become a larger one."""
     useful = [part for part in parts if 2 * sum(key in keys for key in part.files) > len(part.files)]
-    small = [part for part in useful if part.records < _SMALL]
-    return [part for part in useful if part.records >= _SMALL] if len(small) > _MOST_SMALL else useful
+    return without_many_small(useful)
+
+
+def without_many_small(parts: Sequence[Part]) -> list[Part]:
+    """Return parts without the small ones, if there are many: their files go into larger parts."""
+    large = [part for part in parts if part.records >= _SMALL]
+    return large if len(parts) - len(large) > _MOST_SMALL else list(parts)
 
 
 def group_files(files: Sequence[File]) -> Iterator[list[File]]:

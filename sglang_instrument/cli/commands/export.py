@@ -20,10 +20,10 @@ can include what the engines' profilers saw.
     sglang-instrument export --perfetto kernels.pftrace --traces /tmp/sglang_profile     # without a run
     sglang-instrument export logs/gsm8k_600 --otlp gsm8k_600.otlp.jsonl --step 67
 
---parquet    a dataset that polars, DuckDB, Spark and Ray Data read: spans/run_id=ID/step=N/*.parquet, and
-             requests, turns, steps, workers, engine_requests, processes and findings.parquet;
-             docs/reference/dataset.md describes the columns. `sql` and `summary` take the folder instead
-             of the log. A second call writes only the spans whose log files changed
+--parquet    a dataset that polars, DuckDB, Spark and Ray Data read: parts/*/records.parquet, and requests,
+             turns, steps, workers, engine_requests, processes and findings.parquet;
+             docs/reference/dataset.md describes the columns. All commands take the folder instead of the
+             log. A second call writes only the parts whose log files changed
 --perfetto   one track for each request, below its worker, with arrows from turn to turn; requests in flight;
              event loop lag. Clocks of hosts are aligned. Open it at https://ui.perfetto.dev (in the browser)
 --otlp       requests, engine calls and tools by OpenTelemetry's GenAI conventions, as lines of OTLP JSON,
@@ -120,6 +120,6 @@ def _write_parquet(args: argparse.Namespace) -> int:
         opened = Run.open(args.logs, progress)
         written = export_dataset(opened, args.parquet, progress)
     select.tell_pruned(opened, left=select.WRITTEN_BEFORE)
-    files = f"{written.written:,} of {written.files:,} files of spans written"
+    files = f"{written.written:,} of {written.files:,} parts written"
     print_line(f"{written.rows:,} events in {args.parquet}: {files}")
     return 0

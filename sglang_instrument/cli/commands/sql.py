@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     for name, times in left_out.items():
         say(f"column {name}: {times:,} outside of the years 1 to 9999, shown as null", sys.stderr)
     if any(name in args.query.lower() for name in ("spans", *VIEWS)):
-        select.tell_pruned(opened, left=select.WRITTEN_BEFORE if opened.is_dataset else select.OTHER_STEPS)
+        select.tell_pruned(opened)
     if args.csv:
         _print_csv(rows)
     elif args.json:

@@ -75,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
-        opened.demand_log()
         select.tell_pruned(opened)
         updates, findings = weight_updates(opened), weights_findings(opened)
         calls = lineage(opened) if args.lineage else None

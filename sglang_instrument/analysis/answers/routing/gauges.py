@@ -64,8 +64,9 @@ def gauge_table(run: Run) -> pl.DataFrame:
         key-value cache what running requests hold; kv_cache_used_share: with what is kept for later prompts.
         Null where it was not logged.
     """
-    rows = [] if run.is_dataset else list(_rows(run))
-    return pl.DataFrame(rows, schema=SCHEMA, strict=False).sort("scheduler", "at_us", maintain_order=True)
+    return pl.DataFrame(list(_rows(run)), schema=SCHEMA, strict=False).sort(
+        "scheduler", "at_us", maintain_order=True
+    )
 
 
 def gpu_table(run: Run) -> pl.DataFrame:

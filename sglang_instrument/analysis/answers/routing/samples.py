@@ -43,8 +43,7 @@ def server_samples(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
 
 def logged_samples(run: Run) -> pl.DataFrame:
     """Return the admissions as schedulers logged them, each with the `rid` of its first request."""
-    rows = [] if run.is_dataset else list(_rows(run))
-    return pl.DataFrame(rows, schema=_LOGGED, strict=False)
+    return pl.DataFrame(list(_rows(run)), schema=_LOGGED, strict=False)
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:

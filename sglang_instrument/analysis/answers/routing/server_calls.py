@@ -65,8 +65,6 @@ def server_calls(run: Run) -> pl.DataFrame:
 
 
 def _made(run: Run) -> pl.DataFrame:
-    if run.is_dataset:
-        return pl.DataFrame(schema=CALLS)
     if (rows := rows_of_servers(run.executor)) is not None:
         return _of_servers(rows)
     served = cached_engine_requests(run)

@@ -75,8 +75,6 @@ def weight_spans(run: Run) -> pl.DataFrame:
         not known; mode: of a pause; is_whole: whether it is the trainer's record of a whole update, which
         contains the others.
     """
-    if run.is_dataset:
-        return pl.DataFrame(schema=_SPANS)
     return cached_table(run, "weight_spans", lambda: _read_spans(run))
 
 

@@ -88,8 +88,6 @@ def served_calls(run: Run) -> pl.DataFrame:
         weight_version: the labels, at the begin and the end, as text; prompt_tokens, cached_tokens,
         completion_tokens; finish_reason; error. Null where nothing was logged.
     """
-    if run.is_dataset:
-        return pl.DataFrame(schema=CALLS)
     return cached_table(run, "served_calls", lambda: _read_calls(run))
 
 
