@@ -12,9 +12,8 @@ FOREIGN = "analysis/foreign/"  # lines of other projects
 #: Calls that decode JSON, and the modules that decode something else than lines of a log.
 DECODES = {"Decoder", "decode_lines", "loads", "convert", "read_ndjson", "scan_ndjson", "json_decode"}
 DECODED = {
-    "analysis/dataset/export.py": "the manifest of a dataset",
     "analysis/digests/samples.py": "the column `sample_facts`",
-    "analysis/digests/stored_digest.py": "the manifest of a digest",
+    "analysis/digests/earlier_digest.py": "the manifest of a digest of earlier versions",
     "analysis/executors/ray_tasks.py": "the list of files that a task read",
     "analysis/executors/worker_processes.py": "the list of files that a process read",
     "analysis/store/parts.py": "what a part holds",

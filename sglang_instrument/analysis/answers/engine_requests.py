@@ -237,6 +237,11 @@ def cached_engine_requests(run: Run) -> pl.DataFrame:
     return with_later_columns(cached_table(run, "engine_requests", lambda: _read_requests(run, None, {})))
 
 
+def called_requests(run: Run) -> pl.DataFrame:
+    """Return `engine_requests` of all files."""
+    return _read_requests(run, run.files, {})
+
+
 def with_later_columns(table: pl.DataFrame) -> pl.DataFrame:
     """Add the columns that a table lacks because an earlier version kept it: their fields are not logged."""
     return table.with_columns(

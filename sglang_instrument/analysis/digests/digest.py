@@ -162,6 +162,24 @@ def digest_records(records: pl.DataFrame) -> Digest:
     return Digest._fitted(roll_up(spans, records, places, critical_path(spans, children)))
 
 
+def fitted_table(name: str, stored: pl.DataFrame | None) -> pl.DataFrame:
+    """Return a table of another version with the columns of today's; None stands for none."""
+    stored = pl.DataFrame(schema=SCHEMAS[name]) if stored is None else stored
+    return stored.select(
+        (pl.col(column) if column in stored.columns else _lacking(column)).cast(kind)
+        for column, kind in SCHEMAS[name].items()
+    )
+
+
+def _lacking(column: str) -> pl.Expr:
+    """Return a column that another version lacks.
+
+    A phase that it did not know took no time of its own; it had one row for all requests of an id.
+    """
+    zero = 0.0 if column.startswith("wall_") else 0 if column == "attempt" else None
+    return pl.lit(zero).alias(column)
+
+
 def concat_digests(digests: list[Digest]) -> Digest:
     """Concatenate digests."""
     return Digest(

@@ -1,11 +1,13 @@
-"""Write Parquet files, with the system's own error where a disk is full."""
+"""Write Parquet files, with the system's own error where a disk is full, and read them."""
 
 import errno
 import os
+from pathlib import Path
 from typing import BinaryIO, Final
 
 import polars as pl
 
+from sglang_instrument.regular_files import demand_regular
 from sglang_instrument.safe_files.folder import SafeFolder
 
 _LEAST_FREE_BYTES: Final = 2**16
@@ -45,3 +47,13 @@ def write_parquet(table: pl.DataFrame, file: BinaryIO, level: int | None = None)
         if about.f_bavail * about.f_frsize < _LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """Return a table from a regular file.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: It cannot be read, or is no regular file.
+    """
+    demand_regular(path)
+    return pl.read_parquet(path, glob=False)

@@ -11,7 +11,6 @@ import polars as pl
 from sglang_instrument import __version__
 from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
-from sglang_instrument.analysis.digests.stored_digest import VERSION
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.ledger.ledger import Paths
 from sglang_instrument.analysis.long_runs.periods import step_rows
@@ -31,6 +30,7 @@ from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.losses import Attendance, attendance, count_file, health_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
+from sglang_instrument.analysis.store.parts import VERSION
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of
 

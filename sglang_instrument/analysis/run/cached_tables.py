@@ -1,10 +1,12 @@
 """Cache the tables that answers make of a run's files."""
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.stored_digest import read_table, save_table
+from sglang_instrument.analysis.digests.parquet import read_table, save_parquet
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.digest_of_run import state_of
 from sglang_instrument.analysis.run.opening import Run
@@ -35,8 +37,15 @@ def cached_table(
     for home in homes(run.home):
         try:
             home.make()
-            save_table(home, name, state, table)
+            save_parquet(home, f"{name}-{state}.parquet", table)
+            home.delete_those(partial(_is_other, name=name, state=state))
         except (OSError, pl.exceptions.PolarsError):
             continue
         break
     return table
+
+
+def _is_other(file_name: str, name: str, state: str) -> bool:
+    """Return whether this is the name of a table in the cache that was made of other files."""
+    ours = re.fullmatch(rf"{re.escape(name)}-([0-9a-f]{{12}})\.parquet", file_name)
+    return ours is not None and ours[1] != state

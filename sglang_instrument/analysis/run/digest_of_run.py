@@ -9,7 +9,6 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import join_digests, key_of, only_files
 from sglang_instrument.analysis.digests.implied_requests import only_certain
-from sglang_instrument.analysis.digests.stored_digest import VERSION
 from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_filter, only_run
 from sglang_instrument.analysis.run.batch_job import BatchJob
@@ -17,6 +16,7 @@ from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.analysis.store.after_answer import write_after_answer
 from sglang_instrument.analysis.store.homes import is_worthwhile
+from sglang_instrument.analysis.store.parts import VERSION
 from sglang_instrument.analysis.store.store import load, save
 
 

@@ -15,8 +15,9 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
+from sglang_instrument.analysis.digests.earlier_digest import load_digest, stored_files
 from sglang_instrument.analysis.digests.file_sources import Key, join_digests, key_of, only_files, renumber
-from sglang_instrument.analysis.digests.stored_digest import load_digest, read_table, stored_files
+from sglang_instrument.analysis.digests.parquet import read_table
 from sglang_instrument.analysis.reading.files import Control, File
 from sglang_instrument.analysis.reading.folders import PRUNED, in_order, parts_of_pruned
 from sglang_instrument.analysis.store.parts import (
@@ -87,7 +88,7 @@ def read_kept(home: Path) -> tuple[list[File], Digest]:
         files, digest = read_data(home)
         part = _name_of(home) if (home / f"{RECORDS}.parquet").exists() else None
         return [msgspec.structs.replace(file, part=part) for file in files], digest
-    files, digest = load_digest(home, smaller=True)
+    files, digest = load_digest(home)
     return [msgspec.structs.replace(file, part=None) for file in files], digest
 
 

@@ -12,9 +12,9 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.digests.earlier_digest import load_digest
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.digests.parquet import save_parquet
-from sglang_instrument.analysis.digests.stored_digest import load_digest
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.store.descriptions import copy_descriptions
 from sglang_instrument.analysis.store.part_records import other_lines, save_lines
@@ -47,7 +47,7 @@ def convert(folder: Path, target: SafeFolder) -> None:
         OSError: The target cannot be written.
     """
     try:
-        files, digest = load_digest(folder / _DIGEST, smaller=True)
+        files, digest = load_digest(folder / _DIGEST)
         paths = sorted(folder.glob(_SPANS))
         for path in paths:
             demand_regular(path)

@@ -18,17 +18,16 @@ from typing import Final, TypeVar
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest
+from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest, fitted_table
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
-from sglang_instrument.analysis.digests.parquet import save_parquet
-from sglang_instrument.analysis.digests.stored_digest import fitted_table, read_table
+from sglang_instrument.analysis.digests.parquet import read_table, save_parquet
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.regular_files import read_regular
 from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.schema import LOG_VERSION
 
-# Of the tables of a part; raise it when their columns or their meaning change. Parts are then made again.
-_LAYOUT: Final = 2
+# Of all that a store holds; raise it when columns or their meaning change. It is then made again.
+_LAYOUT: Final = 3
 VERSION: Final = f"log {LOG_VERSION}, parts {_LAYOUT}"
 PARTS: Final = "parts"
 _INDEX: Final = "index.json"

@@ -136,7 +136,7 @@ def _counted(requests: pl.DataFrame) -> pl.DataFrame:
 def _preemptions(run: Run, requests: pl.DataFrame) -> pl.DataFrame:
     """Return how often each scheduler took the place of one of these requests away."""
     known = requests.select("rid", "scheduler")
-    rids = list(_preempted(run))
+    rids = _preempted(run)
     counts = pl.DataFrame({"rid": rids}, schema={"rid": pl.String}).join(known, on="rid", how="inner")
     return counts.group_by("scheduler").agg(preemptions=pl.len().cast(pl.Int64))
 
