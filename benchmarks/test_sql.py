@@ -1,5 +1,6 @@
 """Measure `sql` over many spans in Parquet, and what `export --parquet` makes of a log."""
 
+import json
 import os
 import subprocess
 import sys
@@ -21,18 +22,32 @@ where event = 'tool_execution' and not validate group by step order by step"""
 
 
 def repeated(dataset, events):
-    """Link the spans of all steps under new numbers, until there are so many; return how many there are."""
-    made = len(pl.scan_parquet(dataset / "spans").select("span").collect())
-    folders = sorted((dataset / "spans").glob("run_id=*/step=*"))
+    """Link the parts under new names, as of further steps, until there are so many; return how many spans."""
+    made = pl.scan_parquet(dataset / "parts/*/records.parquet").select(pl.len()).collect().item()
+    index = json.loads((dataset / "index.json").read_text())
+    parts = list(index["parts"])
     times = max(1, round(events / made))
     for number in range(1, times):
-        for folder in folders:
-            step = int(folder.name.partition("=")[2]) + number * STEPS
-            copy = folder.with_name(f"step={step}")
-            copy.mkdir()
-            for path in folder.iterdir():
-                (copy / path.name).hardlink_to(path)
+        for position, part in enumerate(parts):
+            copy = {**part, "name": f"{number:08x}{position:08x}"}
+            copy["files"] = [[moved(path, number), *state] for path, *state in part["files"]]
+            folder, old = (dataset / "parts" / of["name"] for of in (copy, part))
+            folder.mkdir()
+            for path in old.glob("*.parquet"):
+                (folder / path.name).hardlink_to(path)
+            files = json.loads((old / "files.json").read_text())
+            files["files"] = [{**file, "path": moved(file["path"], number)} for file in files["files"]]
+            (folder / "files.json").write_text(json.dumps(files))
+            index["parts"].append(copy)
+    (dataset / "index.json").write_text(json.dumps(index))
     return made * times
+
+
+def moved(path, number):
+    """Return the path of a log file under the number of a later step."""
+    folder, _, name = path.partition("/")
+    kind, _, step = folder.partition("_")
+    return f"{kind}_{int(step) + number * STEPS}/{name}"
 
 
 def test_p99_by_step_over_a_large_dataset(tmp_path, show):
@@ -42,7 +57,7 @@ def test_p99_by_step_over_a_large_dataset(tmp_path, show):
     written = export_dataset(run, dataset)
     export_sec = time.perf_counter() - begun
     text = sum(file.size for file in run.files)
-    parquet = sum(path.stat().st_size for path in (dataset / "spans").rglob("*.parquet"))
+    parquet = sum(path.stat().st_size for path in dataset.glob("parts/*/*"))
     spans = repeated(dataset, EVENTS)
     opened, times, cpu = open_run(dataset), [], []
     for _ in range(ROUNDS):
@@ -50,7 +65,7 @@ def test_p99_by_step_over_a_large_dataset(tmp_path, show):
         answer = opened.sql(P99)
         times.append(time.perf_counter() - begun)
         cpu.append(time.process_time() - cpu_begun)
-    assert len(answer) == spans // written.rows * opened.everything.steps["step"].n_unique()
+    assert answer["step"].to_list() == run.steps
     begun = time.perf_counter()
     command = [sys.executable, "-m", "sglang_instrument.cli.main", "sql", str(dataset), P99, "--csv"]
     subprocess.run(command, check=True, capture_output=True)
@@ -66,9 +81,9 @@ def test_p99_by_step_over_a_large_dataset(tmp_path, show):
         ("CPU seconds of it", f"{used.median:.2f}", f"{used.low:.2f} .. {used.high:.2f}", ""),
         ("the whole command, s", f"{command_sec:.2f}", "", ""),
         ("export, us a span", f"{export_sec / written.rows * 1e6:.2f}", "", ""),
-        ("bytes of the spans, of the log's", f"{parquet / text:.3f}", "", ""),
+        ("bytes of the parts, of the log's", f"{parquet / text:.3f}", "", ""),
     ]
-    title = f"{spans:,} spans in {len(list((dataset / 'spans').rglob('*.parquet'))):,} files"
+    title = f"{spans:,} spans in {len(list(dataset.glob('parts/*'))):,} parts"
     show(table(title, ("", "median", "quartiles", "bound"), rows))
     save("sql", rows, times=times, spans=spans)
     assert asked.median <= BOUND_SEC

@@ -74,6 +74,7 @@ def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> 
             written = _write_parts(run, folder, progress)
             for name in MADE:
                 save_parquet(folder, f"{name}.parquet", make_table(run, name))
+            (folder / "processes").delete_drafts(at_once=True)
             copy_descriptions(run.home, folder)
     return written
 

@@ -6,7 +6,7 @@ import weakref
 from pathlib import Path
 
 from sglang_instrument.analysis.executors.local import LocalExecutor
-from sglang_instrument.analysis.store.earlier_datasets import convert
+from sglang_instrument.analysis.store.earlier_datasets import write_as_parts
 from sglang_instrument.safe_files.folder import SafeFolder
 
 
@@ -23,4 +23,4 @@ class EarlierDataset(LocalExecutor):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, home=Path(tempfile.mkdtemp(prefix="sglang-instrument-")))
         weakref.finalize(self, shutil.rmtree, self.home, ignore_errors=True)
-        convert(folder, SafeFolder(self.home))
+        write_as_parts(folder, SafeFolder(self.home))

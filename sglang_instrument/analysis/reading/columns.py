@@ -61,7 +61,7 @@ COLUMNS: Final[dict[str, Any]] = {
 
 
 #: Columns that a digest does not need.
-_NOT_IN_DIGEST: Final = frozenset({"active_sec", "device_sec", "tool", "position"})
+NOT_IN_DIGEST: Final = frozenset({"active_sec", "device_sec", "tool", "position"})
 # Where columns come from: keys of every line, keys that only few lines have, fields of `extra`.
 _EVERY: Final = ("start_us", "duration_sec", "task")
 _RARE: Final = ("phase", "spawned_by", "error", "active_sec", "device_sec", "stamp")
@@ -119,13 +119,13 @@ class Columns:
 
     def __init__(self, for_digest: bool = False) -> None:
         """Begin with no lines; `for_digest` leaves out what a digest does not need."""
-        self._wanted = [name for name in COLUMNS if not (for_digest and name in _NOT_IN_DIGEST)]
+        self._wanted = [name for name in COLUMNS if not (for_digest and name in NOT_IN_DIGEST)]
         self._for_digest = for_digest
         self._events: list[int] = []
         self._origins: list[int] = []
         self._every: dict[str, list[Any]] = {name: [] for name in _EVERY}
-        self._rare = _SparseColumns(name for name in _RARE if not (for_digest and name in _NOT_IN_DIGEST))
-        self._fields = _SparseColumns(name for name in _FIELDS if not (for_digest and name in _NOT_IN_DIGEST))
+        self._rare = _SparseColumns(name for name in _RARE if not (for_digest and name in NOT_IN_DIGEST))
+        self._fields = _SparseColumns(name for name in _FIELDS if not (for_digest and name in NOT_IN_DIGEST))
         self._facts: dict[int, str] = {}  # by the number of the line
         self._codes: dict[str, int] = {}
         self._fieldless: set[int] = set()

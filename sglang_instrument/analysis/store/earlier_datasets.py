@@ -35,7 +35,7 @@ def is_earlier_dataset(folder: Path) -> bool:
     return (folder / _DIGEST).is_dir()
 
 
-def convert(folder: Path, target: SafeFolder) -> None:
+def write_as_parts(folder: Path, target: SafeFolder) -> None:
     """Write what a dataset of an earlier version holds as one of this version.
 
     Args:

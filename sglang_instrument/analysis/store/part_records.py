@@ -16,7 +16,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.reading.all_fields import STAMPS, TEXT_COLUMNS, timestamps
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, open_log, whole_lines
-from sglang_instrument.analysis.reading.columns import Columns
+from sglang_instrument.analysis.reading.columns import NOT_IN_DIGEST, Columns
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.last_open import unended_lines
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading, Source
@@ -34,6 +34,7 @@ _LINES: Final = {"file": pl.String, "text": pl.Binary}
 _LEVEL: Final = 12  # of zstd: what is kept is written once
 _SOURCE: Final[dict[str, Any]] = {"file": pl.String, "run_id": pl.String, "source": pl.Int64}
 _WHOLE: Final[dict[str, Any]] = {**COLUMNS, **TEXT_COLUMNS, **STAMPS}
+_OF_DIGEST: Final = {name: kind for name, kind in COLUMNS.items() if name not in NOT_IN_DIGEST}
 _END_US: Final = pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
 _OF_LINE: Final = (
     timestamps(),
@@ -152,14 +153,15 @@ def read_part_records(
         for run_id in file.runs
     ]
     with _readable(folder):
-        records = _records(folder, files, sources, _WHOLE if with_extra else COLUMNS)
+        kinds = _WHOLE if with_extra else _OF_DIGEST if for_digest else COLUMNS
+        records = _records(folder, files, sources, kinds)
     unended = _unended(files, sources) if for_digest else []
     return Reading(list(files), sources, [records, *unended])
 
 
 def _unended(files: Sequence[File], sources: Sequence[Source]) -> list[pl.DataFrame]:
     """Return records of what the last reports of processes that ended name: their files keep no others."""
-    columns = Columns()
+    columns = Columns(for_digest=True)
     for number, source in enumerate(sources):
         for control in files[source.file].controls:
             if control.event == OPEN_NOW and control.run_id == source.run_id:
