@@ -53,7 +53,10 @@ def read_table(path: Path) -> pl.DataFrame:
     """Return a table from a regular file.
 
     Raises:
-        OSError, polars.exceptions.PolarsError: It cannot be read, or is no regular file.
+        OSError, ValueError, polars.exceptions.PolarsError: It cannot be read, or is damaged.
     """
     demand_regular(path)
-    return pl.read_parquet(path, glob=False)
+    try:
+        return pl.read_parquet(path, glob=False)
+    except pl.exceptions.PanicException as damage:  # no Exception: polars panics at some damages
+        raise ValueError(f"{path} is damaged: {damage}") from None

@@ -31,7 +31,7 @@ def cached_table(
     for home in homes(run.home):
         try:
             return read_table(home.path / f"{name}-{state}.parquet")
-        except (OSError, pl.exceptions.PolarsError):
+        except (OSError, ValueError, pl.exceptions.PolarsError):
             continue
     table = make()
     for home in homes(run.home):

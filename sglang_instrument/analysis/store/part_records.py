@@ -179,7 +179,7 @@ def _unended(files: Sequence[File], sources: Sequence[Source]) -> list[pl.DataFr
 def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise LogError(f"{folder}: its records cannot be read: {error}") from None
 
 
