@@ -185,11 +185,11 @@ def _staying(target: SafeFolder, old: Index, files: Sequence[File]) -> list[Part
 def _groups(files: Sequence[File]) -> Iterator[list[File]]:
     """Yield files that make up a part each: of those whose log is gone, those of one part."""
     yield from group_files([file for file in files if file.has_records and file.part is None])
-    kept: dict[str | None, list[File]] = {}
+    without_log: dict[str | None, list[File]] = {}
     for file in files:
         if file.part is not None or not file.has_records:
-            kept.setdefault(file.part, []).append(file)
-    yield from kept.values()
+            without_log.setdefault(file.part, []).append(file)
+    yield from without_log.values()
 
 
 def _draft(name: str) -> str:

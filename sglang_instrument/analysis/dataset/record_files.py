@@ -49,8 +49,8 @@ def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None
     """
     if run.executor.is_far:
         raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
-    kept = {part: files for part, files in by_part(run.files).items() if is_nested(run.home / part)}
-    files = [file for file in run.files if file.has_records and file.part not in kept]
+    nested = {part: files for part, files in by_part(run.files).items() if is_nested(run.home / part)}
+    files = [file for file in run.files if file.has_records and file.part not in nested]
     in_store = _in_store(run, files, progress)
     held = {key_of(file) for part in in_store for file in part.counting}
     missing = [file for file in files if key_of(file) not in held]
@@ -59,7 +59,7 @@ def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None
     wanted = {(key_of(file), run_id) for file in run.files for run_id in file.runs if counts(file, run_id)}
     stored = [(part.folder / _NAME, part.files) for part in in_store]
     stored += [(path, written) for path in sorted(scratch.path.glob(f"*/{_NAME}"))]
-    stored += [(run.home / part / _NAME, written_files(run.home / part)[1]) for part in kept]
+    stored += [(run.home / part / _NAME, written_files(run.home / part)[1]) for part in nested]
     return [RecordFile(path, _chosen(of_part, wanted)) for path, of_part in stored]
 
 

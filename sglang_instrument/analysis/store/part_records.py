@@ -92,8 +92,8 @@ def other_lines(home: Path, files: Sequence[File]) -> pl.DataFrame:
         if file.part is None:
             lines += ((file.path, text) for text in _lines_of(home / file.path, file))
     table = pl.DataFrame(lines, schema=_LINES, orient="row")
-    kept = [_lines_in(home / part, some) for part, some in by_part(files).items()]
-    return pl.concat([table, *kept])
+    in_parts = [_lines_in(home / part, some) for part, some in by_part(files).items()]
+    return pl.concat([table, *in_parts])
 
 
 def by_part(files: Sequence[File]) -> dict[str, list[File]]:
