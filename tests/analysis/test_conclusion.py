@@ -37,8 +37,8 @@ def test_the_outcome_is_told_with_the_ratio_and_its_interval(factor: float, outc
     [row] = found.table.to_dicts()
     assert told.outcome == outcome
     assert told.sentence.startswith(words)
-    assert f"(interval {row['low']:.3g} to {row['high']:.3g})" in told.sentence
-    assert (f"{row['needed']:,} steps of each would tell" in told.sentence) == (outcome == "undecided")
+    assert f"(interval {row['ratio_at_least']:.3g} to {row['ratio_at_most']:.3g})" in told.sentence
+    assert (f"{row['steps_needed']:,} steps of each would tell" in told.sentence) == (outcome == "undecided")
 
 
 def test_one_step_does_not_tell_and_no_step_compares_nothing() -> None:
@@ -49,7 +49,7 @@ def test_one_step_does_not_tell_and_no_step_compares_nothing() -> None:
 
 
 def test_the_points_name_every_other_metric_once() -> None:
-    factors = {"duration": 1.5, "engine": 1.4, "tool": 1.0, "tokens": 1.3, "p99": 0}
+    factors = {"duration": 1.5, "engine": 1.4, "tool": 1.0, "response_tokens": 1.3, "p99": 0}
     points = conclusion_of(compared(**factors)).points
     assert [point.partition(":")[0] for point in points] == [
         "Kinds of work that take a different time",
@@ -57,13 +57,13 @@ def test_the_points_name_every_other_metric_once() -> None:
         "The same within 10 %",
         "Too few steps to tell",
     ]
-    for point, metric in zip(points, ("engine", "tokens", "tool", "p99"), strict=True):
+    for point, metric in zip(points, ("engine", "response_tokens", "tool", "p99"), strict=True):
         assert metric in point
         assert all(other not in point.partition(":")[2] for other in factors if other != metric)
 
 
 def test_a_longer_step_without_slower_work_is_said_to_be_that() -> None:
-    points = conclusion_of(compared(duration=1.5, engine=1.0, tool=0, tokens=1.5)).points
+    points = conclusion_of(compared(duration=1.5, engine=1.0, tool=0, response_tokens=1.5)).points
     assert points[0] == "The steps tell no difference in any kind of work: engine, tool"
 
 

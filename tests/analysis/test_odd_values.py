@@ -125,7 +125,7 @@ def test_damaged_parquet_of_a_dataset_is_an_error_with_its_name(
     log = write(tmp_path / "log", line(extra={"request_id": "a"}))
     dataset = tmp_path / "dataset"
     assert main(["export", str(log), "--parquet", str(dataset)]) == 0
-    path = max((dataset / "_digest").glob("*.parquet"), key=lambda file: file.stat().st_size)
+    path = max((dataset / "parts").rglob("*.parquet"), key=lambda file: file.stat().st_size)
     whole = path.read_bytes()
     for at in range(4, len(whole), len(whole) // 8):
         path.write_bytes(whole[:at] + b"\xff" * 40 + whole[at + 40 :])

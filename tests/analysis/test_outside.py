@@ -73,7 +73,9 @@ def test_records_outside_of_any_step_are_exported(install, printed, tmp_path):
     printed("export", folder, "--parquet", out)
     assert pl.read_parquet(out / "steps.parquet")["step"].to_list() == [1]
     assert pl.read_parquet(out / "requests.parquet")["request_id"].to_list() == ["before", "r1"]
-    spans = pl.read_parquet(out / "spans").filter(pl.col("duration_sec").is_not_null(), step=0)
+    spans = pl.read_parquet(out / "parts/*/records.parquet").filter(
+        pl.col("duration_sec").is_not_null(), step=0
+    )
     assert spans["request_id"].to_list() == ["before"]
     printed("export", folder, "--perfetto", tmp_path / "step0.pftrace", "--step", 0)
 

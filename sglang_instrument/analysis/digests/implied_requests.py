@@ -5,6 +5,7 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.untimed import untimed_requests
 from sglang_instrument.analysis.reading.files import File, ended_paths
 from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS
 from sglang_instrument.analysis.timing.grouped_sums import US
@@ -15,7 +16,8 @@ _ID: Final = ["step", "validate", "request_id"]
 def with_implied(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     """Add a row for each id of a request, where a worker's step has no spans of whole requests.
 
-    Such a request lasts from the start of its first record to the end of its last one.
+    Such a request lasts from the start of its first record to the end of its last one. Those of a dump
+    without times are left to `untimed.with_untimed`.
 
     Args:
         requests: The spans of whole requests: place, request_id and others. Rows that are added have
@@ -31,6 +33,7 @@ def with_implied(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataF
     if without.is_empty():
         return requests
     mine = records.filter(pl.col("request_id").is_not_null()).join(without, on="place", how="semi")
+    mine = mine.join(untimed_requests(mine), on=["place", "request_id"], how="anti")
     rows = mine.group_by("place", "request_id").agg(
         *(pl.col(name).drop_nulls().first() for name in ("group", "sample")),
         start_us=pl.col("start_us").min(),

@@ -15,15 +15,21 @@ def with_untimed(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataF
         records: Of which instant events count, too.
         places: The columns of a place.
     """
-    untimed = records["duration_sec"].is_null() & records["request_id"].is_not_null()
-    if not untimed.any():
-        return requests
-    rows = records.filter(untimed & (records["event"].cast(pl.String) == _REQUEST))
+    rows = untimed_requests(records)
     if rows.is_empty():
         return requests
     place = list(places.columns)
     rows = rows.join(places.with_row_index("place"), on=place, nulls_equal=True, maintain_order="left")
-    rows = rows.with_columns(start_us="end_us").join(requests, on=["place", "request_id"], how="anti")
+    rows = rows.with_columns(start_us="end_us", attempt=0, implied=False).join(
+        requests, on=["place", "request_id"], how="anti"
+    )
     same = [name for name in requests.columns if name in rows.columns]
     fitting = rows.select(pl.col(name).cast(requests.schema[name]) for name in same)
     return pl.concat([requests, fitting], how="diagonal")
+
+
+def untimed_requests(records: pl.DataFrame) -> pl.DataFrame:
+    """Return the records of whole requests that have no duration."""
+    untimed = records["duration_sec"].is_null() & records["request_id"].is_not_null()
+    rows = records.filter(untimed) if untimed.any() else records.clear()
+    return rows.filter(rows["event"].cast(pl.String) == _REQUEST)

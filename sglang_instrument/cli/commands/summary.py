@@ -215,15 +215,20 @@ def _print_windows(opened: Run, window_sec: float | None) -> None:
 
 
 def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summary:
+    import polars as pl
+
     from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
 
     # A step ends with the begin of the next one or of a validation: all are measured before one is chosen.
-    paths = paths_of(opened, chosen)
+    paths, digest = paths_of(opened, chosen), opened.digest
+    of_kind = digest.filter(pl.col("validate") == validate)
+    if not (of_kind.steps["role"] == "worker").any():
+        digest = of_kind  # the trainer alone wrote these steps: its rows count, though others have workers'
     tables = [
-        step_table(opened.digest),
-        worker_table(opened.digest),
+        step_table(digest),
+        worker_table(digest),
         step_ledger(paths),
         worker_ledger(paths),
     ]
