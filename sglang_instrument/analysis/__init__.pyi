@@ -32,6 +32,7 @@ from sglang_instrument.analysis.answers.routing.load import balance as balance
 from sglang_instrument.analysis.answers.routing.load import load_over_time as load_over_time
 from sglang_instrument.analysis.answers.routing.load import server_table as server_table
 from sglang_instrument.analysis.answers.routing.samples import server_samples as server_samples
+from sglang_instrument.analysis.answers.routing.schedulers import scheduler_table as scheduler_table
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls as server_calls
 from sglang_instrument.analysis.answers.servers import server_rows as server_rows
 from sglang_instrument.analysis.answers.servers import window_rows as window_rows

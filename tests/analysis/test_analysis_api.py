@@ -119,6 +119,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "balance": lambda run: a.balance(a.server_table(calls_of(run), samples_of(run))),
             "affinity": lambda run: a.affinity(a.followed_calls(calls_of(run))),
             "over_time": lambda run: a.load_over_time(calls_of(run), samples_of(run)).to_dicts(),
+            "schedulers": lambda run: a.scheduler_table(run).to_dicts(),
         },
     ),
     "lengths": (

@@ -144,7 +144,7 @@ def test_an_interrupt_ends_in_130(monkeypatch: pytest.MonkeyPatch, logs: Path) -
     def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sglang_instrument.analysis.run.opening.open_run", interrupt)
+    monkeypatch.setattr("sglang_instrument.analysis.run.opening.Run.open", interrupt)
     assert main(["summary", str(logs)]) == 130
 
 
@@ -335,8 +335,8 @@ def test_export_writes_every_event(capsys: pytest.CaptureFixture[str], logs: Pat
     out = tmp_path / "parquet"
     events = len(open_run(logs).records)
     assert f"{events:,} events in" in printed(capsys, "export", logs, "--parquet", out)
-    assert len(pl.read_parquet(out / "spans")) == events
-    assert ": 0 of 3 files of spans written" in printed(capsys, "export", logs, "--parquet", out)
+    assert len(pl.read_parquet(out / "parts/*/records.parquet")) == events
+    assert ": 0 of 1 parts written" in printed(capsys, "export", logs, "--parquet", out)
     assert "nothing is overwritten" in refused(capsys, "export", logs, "--parquet", tmp_path)
 
 

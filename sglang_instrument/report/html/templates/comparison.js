@@ -8,14 +8,14 @@ R.comparisonTable = () => {
   const columns = [
     ["metric", (row) => row.metric],
     ["of", (row) => row.unit, (_, row) => row.of],
-    ["A", (row) => row.one, R.valueOf],
-    ["B", (row) => row.other, R.valueOf],
+    ["A", (row) => row.a_mean, R.valueOf],
+    ["B", (row) => row.b_mean, R.valueOf],
     ["B / A", (row) => row.ratio, R.ratio],
-    ["interval from", (row) => row.low, R.ratio],
-    ["to", (row) => row.high, R.ratio],
-    ["interval, drawn", null, (row) => (row.low === null ? "" : R.intervalBar(row, at))],
+    ["interval from", (row) => row.ratio_at_least, R.ratio],
+    ["to", (row) => row.ratio_at_most, R.ratio],
+    ["interval, drawn", null, (row) => (row.ratio_at_least === null ? "" : R.intervalBar(row, at))],
     ["verdict", (row) => row.verdict],
-    ["steps needed", (row) => row.needed, R.count],
+    ["steps needed", (row) => row.steps_needed, R.count],
   ];
   const classes = rows.map((row) => ({ higher: "told", lower: "told" })[row.verdict] ?? "noise");
   R.tableOf(R.$("comparison"), columns, rows, { classes });
@@ -41,7 +41,8 @@ R.legendOfRuns = (marks) =>
 // Return a function from a ratio to percent of the bar's width: 1 is in the middle of a log scale, which ends
 // at ratios of 5, so that one extreme metric hides no other.
 R.logScale = (rows) => {
-  const ends = rows.flatMap((row) => [row.low, row.high]).filter((one) => Number.isFinite(one) && one > 0);
+  const bounds = rows.flatMap((row) => [row.ratio_at_least, row.ratio_at_most]);
+  const ends = bounds.filter((ratio) => Number.isFinite(ratio) && ratio > 0);
   const reach = Math.min(Math.log(5), Math.max(0.1, ...ends.map((one) => Math.abs(Math.log(one)))) * 1.05);
   return (ratio) => {
     const log = Math.log(Math.max(ratio, 1e-9));
@@ -50,12 +51,12 @@ R.logScale = (rows) => {
 };
 
 R.intervalBar = (row, at) => {
-  const width = at(row.high) - at(row.low);
+  const width = at(row.ratio_at_most) - at(row.ratio_at_least);
   return R.el(
     "span",
     { class: "interval" },
     R.el("s", { style: { left: "50%" } }),
-    R.el("i", { style: { left: `${at(row.low)}%`, width: `${width}%` } }),
+    R.el("i", { style: { left: `${at(row.ratio_at_least)}%`, width: `${width}%` } }),
     R.el("u", { style: { left: `${at(row.ratio)}%` } }),
   );
 };
