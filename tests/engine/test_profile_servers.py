@@ -90,7 +90,7 @@ def test_capture_does_everything_in_one_command(capsys, router, tmp_path):
 def test_check_finds_nothing_wrong_and_starts_nothing(capsys, servers, tmp_path):
     urls = [server.url for server in servers]
     answer = json.loads(profile(capsys, "check", "--worker-url", *urls, "--output-dir", tmp_path, "--json"))
-    said = {(row["number"], row["what"]): row["ok"] for row in answer["findings"]}
+    said = {(row["number"], row["what"]): row["ok"] for row in answer["checks"]}
     assert [said[number, "routes"] for number in (0, 1)] == [True, True]
     assert ask("POST", f"{urls[0]}/stop_profile").status == 500, "as SGLang answers when nothing runs"
 
