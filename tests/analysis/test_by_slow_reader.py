@@ -223,10 +223,10 @@ def test_commands_answer_as_the_slow_reader(
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-5), key_of(wanted)
     if seed % 2:  # every second run: a summary takes most of the time
         return
-    told = answer(capsys, "summary", tmp_path)
-    for row, wanted in zip(told["steps"], slow.steps(), strict=True):
+    summary = answer(capsys, "summary", tmp_path)
+    for row, wanted in zip(summary["steps"], slow.steps(), strict=True):
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-5)
-    assert told["health"]["torn"] == slow.torn
+    assert summary["health"]["torn"] == slow.torn
 
 
 def key_of(row: Row) -> tuple[int, int, str, int]:

@@ -127,7 +127,7 @@ def test_damaged_parquet_of_a_dataset_is_an_error_with_its_name(
     assert main(["export", str(log), "--parquet", str(dataset)]) == 0
     path = max((dataset / "parts").rglob("*.parquet"), key=lambda file: file.stat().st_size)
     whole = path.read_bytes()
-    for at in range(4, len(whole), len(whole) // 8):
-        path.write_bytes(whole[:at] + b"\xff" * 40 + whole[at + 40 :])
+    for position in range(4, len(whole), len(whole) // 8):
+        path.write_bytes(whole[:position] + b"\xff" * 40 + whole[position + 40 :])
         assert main(["summary", str(dataset), "--json"]) in (0, 2)
     capsys.readouterr()

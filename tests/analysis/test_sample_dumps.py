@@ -70,8 +70,8 @@ def test_a_sample_without_a_trace_is_a_request_without_times(dumps):
         (0, True, 3),
     ]
     first = requests.row(0, named=True)
-    told = ("request_id", "group", "response_tokens", "reward", "finish_reason", "first_weight_version")
-    assert [first[name] for name in told] == ["0", "0", 100, 0.0, "stop", 3]
+    names = ("request_id", "group", "response_tokens", "reward", "finish_reason", "first_weight_version")
+    assert [first[name] for name in names] == ["0", "0", 100, 0.0, "stop", 3]
     assert first["weight_version"] == 4
     unknown = ("duration_sec", "turns", "engine_sec", "tool_sec", "reward_sec", "error")
     assert [first[name] for name in unknown] == [None] * len(unknown), "what is not known is absent, never 0"
