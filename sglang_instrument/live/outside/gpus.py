@@ -4,7 +4,6 @@ A thread asks the driver, for a GPU in trouble may never answer. Of several foll
 holds the lock of `live/gpus_HOST.jsonl` writes; all show.
 """
 
-import fcntl
 import os
 import threading
 import time
@@ -147,21 +146,23 @@ class _GpuLog:
         self._folder, self._nvml, self._stack = folder, nvml, stack
         self._host = os.uname().nodename
         self._file: BinaryIO | None = None
-        self._is_ours = False
         self._runs: list[str | None] = []
 
     def write(self, run_id: str | None, readings: Sequence[GpuReading]) -> None:
         """Append what the GPUs do, unless another follower writes."""
         try:
-            if self._file is None:
-                self._file = self._stack.enter_context(
-                    self._folder.changing(file_name(self._host), append=True)
-                )
-            self._is_ours = self._is_ours or _locks(self._file)
-            if self._is_ours:
-                write_whole(self._file, self._lines(run_id, readings))
-        except OSError:
+            self._file = self._file or self._opened()
+            write_whole(self._file, self._lines(run_id, readings))
+        except OSError:  # also where another follower holds the lock
             return
+
+    def _opened(self) -> BinaryIO:
+        name = file_name(self._host)
+        with ExitStack() as opening:
+            opening.enter_context(self._folder.locked(name))
+            file = opening.enter_context(self._folder.changing(name, append=True))
+            self._stack.enter_context(opening.pop_all())
+        return file
 
     def _lines(self, run_id: str | None, readings: Sequence[GpuReading]) -> bytes:
         now = datetime.now(timezone.utc)
@@ -172,14 +173,3 @@ class _GpuLog:
         gpus = [Gpu(*device) for device in self._nvml.devices]
         opened = GpusOpened(self._host, run_id, self._nvml.driver, gpus)
         return b"\n" + record_line(GPUS_OPENED, now, opened) + lines  # after a line that may be torn
-
-
-def _locks(file: BinaryIO) -> bool:
-    """Return whether this process holds the lock of a file, now or where there are no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: two followers' lines are both true
-        return True
-    return True
