@@ -6,12 +6,14 @@ platform, and `VERL_ENGINE_DEVICE=cuda` selects the FSDP engine, which verl regi
 
 import os
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, partialmethod
 
 import torch.multiprocessing
 from torch.multiprocessing import reductions
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.utils import distributed
+
+SHARINGS = 60  # tries, of a second each
 
 
 class _Device:
@@ -103,6 +105,17 @@ def _without_flash_attention(load, *args, **more):
     return load(*args, **{**more, "attn_implementation": "eager"})
 
 
+def _share_patiently(storage, share):
+    """Share a storage by a file, although torch gives its manager process a second to answer, on any machine."""
+    for _ in range(SHARINGS - 1):
+        try:
+            return share(storage)
+        except RuntimeError as error:
+            if "timed out" not in str(error):
+                raise
+    return share(storage)
+
+
 # verl requests a backend for the CPU and one for the device, which are the same here.
 distributed.initialize_global_process_group_ray = partial(
     distributed.initialize_global_process_group_ray, backend="gloo"
@@ -111,6 +124,9 @@ distributed.initialize_global_process_group_ray = partial(
 # Weights go to the server as memory handles, on a CPU as files that both processes map. SGLang's patch of
 # torch's handles is for devices only: mark it as applied, so that SGLang skips it.
 torch.multiprocessing.set_sharing_strategy("file_system")
+torch.UntypedStorage._share_filename_cpu_ = partialmethod(
+    _share_patiently, torch.UntypedStorage._share_filename_cpu_
+)
 reductions._reduce_tensor_original = reductions.reduce_tensor
 
 
