@@ -25,7 +25,7 @@ from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import PatchTable
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.keep.presence import Presence
-from sglang_instrument.recording.measure import identity, open_spans, ray_actor, spans
+from sglang_instrument.recording.measure import identity, open_spans, ray_actor, scopes, spans
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.recording.settings import configuration, machine
@@ -84,6 +84,7 @@ class Session:
         self.recorder.start()
         ask_for_tables(self.patcher.requests_of)
         self.patcher.install()
+        scopes.before_steps(self.patcher.find_overrides)
         self._ray.start()
         self._hand_over.start()
         if self._schedule is not None:
@@ -102,6 +103,7 @@ class Session:
         if self._schedule is not None:
             self._schedule.stop()  # awaited below: all waits together stay within one limit
         ask_for_tables(None)
+        scopes.before_steps(None)
         try:
             for reason in (self._ray.stop(), *self._hand_over.stop(), *self.patcher.uninstall()):
                 if reason is not None:

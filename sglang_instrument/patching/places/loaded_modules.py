@@ -13,8 +13,12 @@ def loaded_module(name: str) -> ModuleType | None:
     module = sys.modules.get(name)
     if not _is_module(module) or is_lazy(module):
         return None
-    is_importing = entries(entries(module).get("__spec__")).get("_initializing") is True
-    return None if is_importing else module
+    return None if _is_initializing(module) else module
+
+
+def is_being_imported(name: Any) -> bool:
+    """Return whether the code of this module runs now, as far as Python's import tells."""
+    return type(name) is str and _is_initializing(sys.modules.get(name))
 
 
 def is_lazy(module: Any) -> bool:
@@ -29,6 +33,10 @@ def why_not_loaded(name: str) -> tuple[Literal["pending", "missing"], str]:
     if module is None or _is_module(module):
         return "pending", "not used yet: a lazy module" if is_lazy(module) else "not imported yet"
     return "missing", f"sys.modules has a {name_of_type(type(module))} of this name, not a module"
+
+
+def _is_initializing(module: Any) -> bool:
+    return entries(entries(module).get("__spec__")).get("_initializing") is True
 
 
 def _is_module(module: Any) -> bool:

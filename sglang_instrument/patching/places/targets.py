@@ -65,20 +65,24 @@ def _behind_actor(owner: Any) -> Any:
 
 
 def _resolved(owner: Any, name: str, raw: Any) -> ResolvedTarget:
-    """Find the function named `name` behind its decorators, even those without `functools.wraps`."""
-    visited = []
-    for current in _behind(raw):
-        # The code's name: a decorator may copy `__name__` to its wrapper, but not `co_name`.
-        if type(current) is FunctionType and current.__code__.co_name == name:
-            return ResolvedTarget(owner, name, raw, current)
-        visited.append(current)
-    if type(raw) is FunctionType and not raw.__closure__:
-        return ResolvedTarget(owner, name, raw, raw)  # a second name of a function: `method = function`
-    stand_ins = (name_of_type(type(each)) for each in visited if answers_itself(each))
+    function = function_named(raw, name)
+    if function is not None:
+        return ResolvedTarget(owner, name, raw, function)
+    stand_ins = (name_of_type(type(each)) for each in behind(raw) if answers_itself(each))
     return ResolvedTarget(owner, name, raw, None, next(stand_ins, ""))
 
 
-def _behind(raw: Any) -> Iterator[Any]:
+def function_named(raw: Any, name: str) -> FunctionType | None:
+    """Return the function named `name` behind its decorators, even those without `functools.wraps`."""
+    for current in behind(raw):
+        # The code's name: a decorator may copy `__name__` to its wrapper, but not `co_name`.
+        if type(current) is FunctionType and current.__code__.co_name == name:
+            return current
+    # A second name of a function: `method = function`.
+    return raw if type(raw) is FunctionType and not raw.__closure__ else None
+
+
+def behind(raw: Any) -> Iterator[Any]:
     """Yield `raw` and the objects that it wraps, the nearest first."""
     seen: dict[int, Any] = {}  # holds the objects: the id of a freed one may be given again
     waiting = deque([raw])

@@ -11,6 +11,7 @@ from typing import Any
 from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
 from sglang_instrument.patching.probes import contract, finished_regions
 from sglang_instrument.patching.probes.interval import Interval
+from sglang_instrument.patching.probes.outermost import begin_outermost
 from sglang_instrument.patching.probes.plan import RegionPlan, make_plan, wanted_events
 from sglang_instrument.patching.probes.region_spans import (
     SKIPPED,
@@ -22,7 +23,7 @@ from sglang_instrument.patching.probes.region_spans import (
 from sglang_instrument.patching.probes.settings_probe import SettingsProbe
 from sglang_instrument.patching.probes.step_counter import new_request_id
 from sglang_instrument.patching.probes.tracker_probe import TrackerProbe
-from sglang_instrument.patching.tables.regions import Origin, Region
+from sglang_instrument.patching.tables.regions import Origin, Overriding, Region
 from sglang_instrument.recording.measure import context, identity, spans
 from sglang_instrument.recording.measure.context import Bound
 from sglang_instrument.recording.measure.spans import Span
@@ -62,12 +63,14 @@ class Probe(partial[Any]):
     def counted(self) -> "Probe":
         """Return the region's probe for a coroutine that counts its awaits; the same object each time."""
         if self._counted is None:
-            self._counted = _with_contract(_new_probe(self.plan, waited=0), self.region, self.plan)
+            self._counted = _with_contract(
+                _new_probe(self.plan, self.region, waited=0), self.region, self.plan
+            )
             self._counted.counts = True
         return self._counted
 
 
-_probes: dict[tuple[Origin, bool], Probe] = {}
+_probes: dict[tuple[Origin, Overriding | None, bool], Probe] = {}
 
 
 def probes_for(regions: Iterable[Region]) -> Callable[[Region], contract.ProbeContract]:
@@ -94,7 +97,7 @@ def make_probe(region: Region, is_read_by_others: bool = False) -> Probe:
     Raises:
         TableError: A field expression is not in the language; names the table, the region and the key.
     """
-    key = (region.origin, is_read_by_others)
+    key = (region.origin, region.overriding, is_read_by_others)
     known = _probes.get(key)
     if known is not None and known.region == region:
         return known
@@ -105,13 +108,14 @@ def make_probe(region: Region, is_read_by_others: bool = False) -> Probe:
 def build_probe(region: Region, is_read_by_others: bool = False) -> Probe:
     """Return a new probe of a region; `make_probe` caches it."""
     plan = make_plan(region, is_read_by_others)
-    return _with_contract(_new_probe(plan), region, plan)
+    return _with_contract(_new_probe(plan, region), region, plan)
 
 
 def _with_contract(probe: Probe, region: Region, plan: RegionPlan) -> Probe:
     """Set the attributes that the rewriter reads, and return the probe."""
     probe.region, probe.is_read_by_others, probe.plan = region, plan.is_read_by_others, plan
-    probe.enter_locals, probe.exit_locals = plan.enter_locals, plan.exit_locals
+    receiver = () if region.overriding is None else (region.overriding.receiver,)
+    probe.enter_locals, probe.exit_locals = (*receiver, *plan.enter_locals), plan.exit_locals
     probe.error_locals = plan.error_locals
     probe.item_locals = () if plan.ends is None else plan.exit_locals
     probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
@@ -123,8 +127,15 @@ def _counted(region: Region, is_read_by_others: bool) -> Probe:
     return make_probe(region, is_read_by_others).counted()
 
 
-def _new_probe(plan: RegionPlan, waited: int | None = None) -> Probe:
+def _new_probe(plan: RegionPlan, region: Region, waited: int | None = None) -> Probe:
     """Return a probe that does only what `plan` needs at entry; `waited=0`: its spans count awaits."""
+    probe = _probe_of(plan, waited)
+    if region.overriding is None:
+        return probe
+    return Probe(begin_outermost, region.origin, region.overriding, plan, partial(probe.func, *probe.args))
+
+
+def _probe_of(plan: RegionPlan, waited: int | None) -> Probe:
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
     of_span = (plan.event, plan.phase, waited, plan.enter)

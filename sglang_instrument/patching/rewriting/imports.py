@@ -28,10 +28,12 @@ class ImportWatch:
     Args:
         callback: called with the name and the module after the module's code has run, in the importing
             thread. An error in it is logged, and does not reach the import.
+        others: called with the name of any other module when its import begins.
     """
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, callback: Callback, others: Callable[[str], object] = lambda name: None) -> None:
         self._callback = callback
+        self._others = others
         self._names: frozenset[str] = frozenset()
         self._searching = threading.local()
         self._specs: list[WatchedSpec] = []
@@ -59,7 +61,10 @@ class ImportWatch:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a watched module with the other finders, and watch its spec."""
-        if name not in self._names or getattr(self._searching, "name", None) == name:
+        if name not in self._names:
+            self._begun(name)
+            return None
+        if getattr(self._searching, "name", None) == name:
             return None
         self._searching.name = name
         try:
@@ -74,6 +79,12 @@ class ImportWatch:
         elif spec is not None:
             self._watched(spec)
         return spec
+
+    def _begun(self, name: str) -> None:
+        try:
+            self._others(name)
+        except BaseException as error:  # an import may never fail because of us
+            log_swallowed("the import of other modules", error)
 
     def _found_by_others(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None

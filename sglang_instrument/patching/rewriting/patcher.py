@@ -1,7 +1,7 @@
 """Apply tables to the modules of this process, imported already or later, and undo all of it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
@@ -16,12 +16,15 @@ from sglang_instrument.patching.rewriting.apply import (
     garbage_collection_paused,
     resume_garbage_collection,
 )
+from sglang_instrument.patching.rewriting.import_ends import ImportEnds
 from sglang_instrument.patching.rewriting.imports import ImportWatch
+from sglang_instrument.patching.rewriting.overrides import FoundOverride, Overrides, origins_of, shared
 from sglang_instrument.patching.rewriting.sites import RegionRequest, Site, best_sites, without_function
 from sglang_instrument.patching.rewriting.swap import SwappedCode, SwappedEntry
 from sglang_instrument.patching.tables.regions import Origin, Patch, PatchTable, Target
 from sglang_instrument.recording.safety.exception_origins import name_of_type
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.static_lookup import is_class
 from sglang_instrument.recording.safety.unpatched import RLock
 
 Wrap = Callable[[Callable[..., Any], ProbeContract], Callable[..., Any]]
@@ -36,8 +39,19 @@ class _FunctionPatch:
 
     def add(self, wanted: Iterable[RegionRequest]) -> None:
         """Add regions that are not in the job yet; two targets may name the same function."""
-        known = {request.region.origin for request in self.wanted}
+        known = origins_of(self.wanted)
         self.wanted += [request for request in wanted if request.region.origin not in known]
+
+    def share(self, override: FoundOverride) -> None:
+        """Record regions that an override has, too, only where no run of the override is open."""
+        receiver = self.function.__code__.co_varnames[:1]
+        origins = origins_of(override.requests)
+        self.wanted = [
+            request._replace(region=shared(request.region, request.target, *receiver))
+            if receiver and request.region.origin in origins and request.region.overriding is None
+            else request
+            for request in self.wanted
+        ]
 
 
 class Patcher:
@@ -69,12 +83,15 @@ class Patcher:
         self._decorated = decorated
         self._on_patched = patched
         self._lock = RLock()  # the import callback takes it, so never import a target while holding it
-        self._watch = ImportWatch(self._on_import)
+        self._overrides = Overrides(self._tables)
+        self._import_ends = ImportEnds(self.find_overrides)
+        self._watch = ImportWatch(self._on_import, self._on_other_import)
         self._installed = False
         self._swaps: dict[int, tuple[SwappedCode, _FunctionPatch]] = {}
         self._entries: list[SwappedEntry] = []
         self._patched: dict[str, ModuleType] = {}
         self._sites: dict[tuple[Target, Origin], Site] = {}
+        self._override_sites: dict[tuple[Target, Origin], Site] = {}
         self._results: tuple[Site, ...] | None = None  # None: the sites have changed since
         #: Names of the modules that hold targets.
         self.modules = frozenset(name for table in self._tables for name in table.modules)
@@ -96,12 +113,15 @@ class Patcher:
         with self._lock:
             self._installed = False
             self._watch.stop()
+            self._import_ends.stop()
+            self._overrides.forget()
             left = [swap.restore() for swap, _ in self._swaps.values()]
             left += [entry.restore() for entry in reversed(self._entries)]
             self._swaps.clear()
             self._entries.clear()
             self._patched.clear()
             self._sites.clear()
+            self._override_sites.clear()
             self._results = None
             return [reason for reason in left if reason is not None]
 
@@ -113,12 +133,16 @@ class Patcher:
         with self._lock:
             if self._installed:
                 self._patch_ready()
+                self._patch_overrides()
             if self._results is None:
                 self._results = tuple(
                     site
                     for table in self._tables
                     for patch in table.patches
-                    for site in best_sites(patch, self._sites_of(table, patch))
+                    for site in (
+                        *best_sites(patch, self._sites_of(table, patch)),
+                        *self._sites_of_overrides(patch),
+                    )
                 )
             return self._results
 
@@ -133,6 +157,26 @@ class Patcher:
                 sites += [] if site is None else [site]
         return sites
 
+    def _sites_of_overrides(self, patch: Patch) -> list[Site]:
+        """Return the sites in overriding methods; the trainer's own events do not depend on them."""
+        origins = {region.origin for region in patch.regions}
+        sites = [
+            site
+            for (target, origin), site in (self._override_sites | self._sites).items()
+            if origin in origins and (target, origin) in self._override_sites
+        ]
+        return [site if site.state == "found" else replace(site, expected=False) for site in sites]
+
+    def find_overrides(self) -> None:
+        """Measure methods of new subclasses that override a target."""
+        with self._lock:
+            if self._installed:
+                self._patch_overrides()
+
+    def _on_other_import(self, name: str) -> None:
+        if self._overrides.is_watching:
+            self._import_ends.expect(name)
+
     def _on_import(self, name: str, module: ModuleType) -> None:
         with self._lock:
             if self._installed:
@@ -146,6 +190,20 @@ class Patcher:
         ready = {**loaded, **also}
         self._patch({name: module for name, module in ready.items() if name not in self._patched})
 
+    def _patch_overrides(self) -> None:
+        jobs: dict[int, _FunctionPatch] = {}
+        for override in self._overrides.new():
+            sites = [*override.refused, *without_function(override.requests, "pending", "")]
+            self._override_sites |= {(site.target, site.region.origin): site for site in sites}
+            if override.requests:
+                self._job_of(override.function, jobs).add(override.requests)
+            for function in override.overridden:
+                if id(function) in self._swaps or id(function) in jobs:
+                    self._job_of(function, jobs).share(override)
+        self._apply_all(jobs)
+        if jobs and self._on_patched is not None:
+            self._on_patched()
+
     def _patch(self, modules: Mapping[str, ModuleType]) -> None:
         jobs: dict[int, _FunctionPatch] = {}
         for name, module in modules.items():
@@ -157,8 +215,13 @@ class Patcher:
                     self._find_or_note(module, table, patch, targets, jobs)
         if modules and self._on_patched is not None:  # it calls results(), which calls this method again
             self._on_patched()
+        self._apply_all(jobs)
+        self._patch_overrides()
+
+    def _apply_all(self, jobs: Mapping[int, _FunctionPatch]) -> None:
         if not jobs:
             return
+        self._results = None
         applier = Applier(self._make_probe)
         with garbage_collection_paused():
             # An enclosing function comes before its nested functions: see Applier.
@@ -199,6 +262,8 @@ class Patcher:
                 self._note(self._wrapped(resolved, wanted))
             else:
                 self._job_of(resolved.function, jobs).add(wanted)
+                if is_class(resolved.owner):
+                    self._overrides.watch(resolved.owner, patch, wanted, resolved.function)
             return
         for target in targets[:1]:
             note = f"{target.module} has no {' or '.join(target.name for target in targets)}"

@@ -37,6 +37,13 @@ class KeywordCapture(NamedTuple):
     argument: str
 
 
+class Overriding(NamedTuple):
+    """A method that overrides, or is overridden: its name, and the parameter that gets the object."""
+
+    method: str
+    receiver: str
+
+
 @dataclass(frozen=True)
 class Region:
     """The statements of a function that make one event, and what to record of them.
@@ -47,6 +54,8 @@ class Region:
     region ends at the item for which `ends` is true.
     A region with `tracker` records nothing: where it begins, it adds numbers of finished steps to a local.
     A region with `settings` records nothing either: where it begins, it keeps the settings in locals.
+    With `overriding`, several methods have the region; of those that run for one object, one inside the
+    other, only the outermost is recorded.
     """
 
     origin: Origin
@@ -72,6 +81,7 @@ class Region:
     tracker: Mapping[str, str] | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     requires: Requirement | None = None
+    overriding: Overriding | None = None
 
     @property
     def is_whole_body(self) -> bool:

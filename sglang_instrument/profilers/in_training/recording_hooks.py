@@ -12,7 +12,7 @@ from sglang_instrument.patching.tables.about import read_abouts
 from sglang_instrument.profilers.in_training.plan import ProfilePlan, read_plan
 from sglang_instrument.profilers.in_training.run_captures import Captures
 from sglang_instrument.profilers.in_training.schedule import Schedule
-from sglang_instrument.recording.measure import context, spans
+from sglang_instrument.recording.measure import context, scopes, spans
 from sglang_instrument.recording.measure.identity import process_worker
 from sglang_instrument.recording.measure.scopes import Scope
 from sglang_instrument.recording.safety import notices
@@ -66,11 +66,11 @@ class Scheduled:
     def start(self) -> None:
         """Subscribe to the beginnings and ends of steps."""
         if self._schedule is not None:
-            context.on_steps(self._began, self._left)
+            scopes.on_steps(self._began, self._left)
 
     def stop(self, wait_sec: float = 0.0) -> None:
         """Unsubscribe, and stop profilers that run; wait at most this long."""
-        context.on_steps(None, None)
+        scopes.on_steps(None, None)
         if self._schedule is not None:
             self._schedule.stop(wait_sec)
 

@@ -12,7 +12,15 @@ from msgspec import Struct
 from sglang_instrument import native
 from sglang_instrument.recording.measure import tasks
 from sglang_instrument.recording.measure.identity import word
-from sglang_instrument.recording.measure.scopes import Scope, forget_scope, forget_scopes, scope_for, scopes
+from sglang_instrument.recording.measure.scopes import (
+    Scope,
+    forget_scope,
+    forget_scopes,
+    scope_for,
+    scopes,
+    tell_left,
+)
+from sglang_instrument.recording.measure.scopes import tell_began as _tell_began
 from sglang_instrument.recording.measure.tasks import Task
 from sglang_instrument.recording.measure.values import LONGEST_ID as LONGEST_ID
 from sglang_instrument.recording.measure.values import Identifier, flag, identifier, integer
@@ -235,16 +243,6 @@ def on_scope_closed(ended: Callable[[], object] | None) -> None:
     _ended = ended
 
 
-_step_began: Callable[[Scope], object] | None = None  # the profilers set it while there are steps to profile
-_step_left: Callable[[Scope], object] | None = None
-
-
-def on_steps(began: Callable[[Scope], object] | None, left: Callable[[Scope], object] | None) -> None:
-    """Call `began(scope)` when the first block of a step is entered, `left(scope)` when its last one ends."""
-    global _step_began, _step_left
-    _step_began, _step_left = began, left
-
-
 def open_block(context: Context, scope: Scope) -> None:
     """Count one more block of the step as open."""
     with _counting:
@@ -279,15 +277,6 @@ def end_block(context: Context) -> None:
         _tell_all_ended(scope)
 
 
-def _tell_began(scope: Scope) -> None:
-    began = _step_began  # read once: another thread may uninstall meanwhile
-    try:
-        if began is not None:
-            began(scope)
-    except BaseException as error:
-        log_swallowed("the beginning of a step", error)
-
-
 def _tell_all_ended(scope: Scope) -> None:
     """Tell that a step has ended, and with it the steps that were bound for other workers inside of it."""
     with _counting:
@@ -311,10 +300,9 @@ def count_task(scope: Scope, change: int) -> None:
 
 
 def _tell_ended(scope: Scope) -> None:
-    left, ended = _step_left, _ended
+    ended = _ended  # read once: another thread may uninstall meanwhile
     try:
-        if left is not None:
-            left(scope)
+        tell_left(scope)
         if ended is None:
             forget_scope(scope)  # nothing is installed, so no writer will use it
         else:

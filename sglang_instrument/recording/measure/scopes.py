@@ -1,10 +1,12 @@
-"""Keep the steps that this process works on: one scope for each step of each worker."""
+"""Keep the steps that this process works on: one scope for each step of each worker; tell of their ends."""
 
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
 
 from sglang_instrument.recording.measure.identity import ENGINE_ROLES, process_role, process_worker
+from sglang_instrument.recording.safety.notices import log_swallowed
 
 
 class Scope(Struct, eq=False):
@@ -85,3 +87,42 @@ def _key_of(scope: Scope) -> tuple[str, int, int | None, bool, bool]:
 def forget_scopes() -> None:
     """Forget all scopes, as after a fork."""
     _scopes.clear()
+
+
+_look: Callable[[], object] | None = None  # the patcher sets it
+_began: Callable[[Scope], object] | None = None  # the profilers set it while there are steps to profile
+_left: Callable[[Scope], object] | None = None
+
+
+def before_steps(look: Callable[[], object] | None) -> None:
+    """Call `look()` before a step is told to have begun; None while nothing is installed."""
+    global _look
+    _look = look
+
+
+def on_steps(began: Callable[[Scope], object] | None, left: Callable[[Scope], object] | None) -> None:
+    """Call `began(scope)` when the first block of a step is entered, `left(scope)` when its last one ends."""
+    global _began, _left
+    _began, _left = began, left
+
+
+def tell_began(scope: Scope) -> None:
+    """Tell that the first block of a step was entered."""
+    look, began = _look, _began  # read once: another thread may uninstall meanwhile
+    try:
+        if look is not None:
+            look()
+        if began is not None:
+            began(scope)
+    except BaseException as error:
+        log_swallowed("the beginning of a step", error)
+
+
+def tell_left(scope: Scope) -> None:
+    """Tell that the last block of a step has ended."""
+    left = _left
+    try:
+        if left is not None:
+            left(scope)
+    except BaseException as error:
+        log_swallowed("the end of a step", error)
