@@ -48,9 +48,14 @@ def test_a_trainer_that_was_only_read_says_so(trainer):
 
 def test_a_loop_of_an_agent_is_a_turn_with_its_call_of_the_engine_inside():
     [result] = check([load_table("roll/rollout")], open_tree(SHAPES))
-    lines = {site.region.event: site.lines for site in result.sites if "make_decision" in site.target.name}
-    assert lines["turn_end"][0] <= lines["turn_pre_process"][0] < lines["turn_engine_call"][0]
-    assert lines["turn_engine_call"][1] <= lines["turn_end"][1]
+    managers = {site.target for site in result.sites if "make_decision" in site.target.name}
+    assert {target.name.partition(".")[0] for target in managers} == {
+        *("TrajEnvManager", "VLTrajEnvManager", "AgentNativeStepEnvManager")
+    }
+    for target in managers:
+        lines = {site.region.event: site.lines for site in result.sites if site.target == target}
+        assert lines["turn_end"][0] <= lines["turn_pre_process"][0] < lines["turn_engine_call"][0]
+        assert lines["turn_engine_call"][1] <= lines["turn_end"][1]
 
 
 @pytest.mark.parametrize("loop", ["grpo_train", "async_grpo_train"])
