@@ -239,7 +239,17 @@ def test_inside_counts_adds_up_and_tolerates_records_that_lack_a_field():
 
 
 def test_percent_of_a_run_without_duration_is_zero():
-    assert read("percent(inside.turn[*].duration_sec)", run=run_with(duration_sec=0.0)) == {"x": 0.0}
+    run = run_with(duration_sec=0.0, inside={"turn": [{"duration_sec": 0.0}]})
+    assert read("percent(inside.turn[*].duration_sec)", run=run) == {"x": 0.0}
+
+
+@pytest.mark.parametrize("function", ["count", "sum", "percent"])
+def test_what_no_record_tells_has_no_value_rather_than_zero(function):
+    assert read(f"{function}(inside.turn[*].duration_sec)", run=run_with()) == {}
+    assert read("inside.turn[*]{turn, time: duration_sec}", run=run_with()) == {}
+    run = run_with(inside={"call": [{"duration_sec": 0.5}, {"duration_sec": 0.5}]})
+    text = f"{function}(inside.turn[*].duration_sec) | {function}(inside.call[*].duration_sec)"
+    assert read(text, run=run) == {"x": {"count": 2, "sum": 1.0, "percent": 50.0}[function]}
 
 
 def test_only_fields_without_locals_and_results_survive_an_exception():

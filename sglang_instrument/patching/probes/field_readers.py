@@ -157,14 +157,15 @@ def _attempt(
     of_records = value.root in _OF_RECORDS and expression.is_root(value)
     of_durations = of_records and _each_record(value) == _DURATION  # floats: no type checks needed
     if value.function == "percent":
-        amount = call("__sglang_sum", end) if of_durations else end
-        end = call("__sglang_percent", amount, of_run("duration_sec"))
+        end = call("__sglang_percent", end, of_run("duration_sec"))
     elif value.function == "total" and of_durations:
         end = call("__sglang_sum", end)
     elif value.function == "size" and not any(step.kind == "each" for step in value.steps):
         return [*statements, assign(HERE, end), store_as_is(name, _size_here())]
     elif value.function is not None:
         end = _measured(value, end, namespace)
+    elif of_records and value.steps[-1].kind == "pick":  # an empty list would say that there were none
+        end = call("__sglang_some", end)
     if value.registry is not None:
         to_registry, registry = _walk(value.registry, expression)
         statements = [*to_registry, assign(REGISTRY, registry), *statements]

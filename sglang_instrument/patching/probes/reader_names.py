@@ -24,6 +24,7 @@ NAMESPACE: Final = {
     "__sglang_known": field_functions.known,
     "__sglang_percent": field_functions.percent,
     "__sglang_pick": field_functions.pick,
+    "__sglang_some": field_functions.some,
     "__sglang_truth": field_functions.truth,
     "__sglang_reduce": reduce_value,
     "__sglang_scalars": SCALARS,

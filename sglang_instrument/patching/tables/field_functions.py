@@ -209,6 +209,17 @@ def total_if_any(values: Any) -> Any:
     return totals(values) if isinstance(values, list) else total(values)
 
 
+def some(values: Any) -> Any:
+    """Return one or more values unchanged.
+
+    Raises:
+        Unreadable: there is no value.
+    """
+    if not len(values):
+        raise Unreadable("no values")
+    return values
+
+
 def mean(values: Any) -> float:
     """Return the arithmetic mean, 0 if there are no values."""
     numbers = _numbers(values)
@@ -250,6 +261,7 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
     "size": (size, sizes),
     "total": (total, totals),
     "sum": (total_if_any, total_if_any),
+    "count": (lambda value: size(some(value)), lambda values: size(some(values))),
     "number": (number, lambda values: [number(value) for value in values]),
     "numbers": (numbers, lambda values: [numbers(value) for value in values]),
     "unique": (unique, unique),
@@ -278,9 +290,13 @@ def measure_named(name: str) -> tuple[Measure, Measure] | None:
 
 
 def percent(values: Any, duration_sec: float) -> float:
-    """Return the total of `values` as a percentage of `duration_sec`, with two decimals."""
+    """Return the total of `values` as a percentage of `duration_sec`, with two decimals.
+
+    Raises:
+        Unreadable: there is no value.
+    """
     if type(values) is not float:
-        values = sum(_numbers(values)) if isinstance(values, list) else float(total(values))
+        values = sum(_numbers(some(values))) if isinstance(values, list) else float(total(values))
     return round(100 * values / duration_sec, 2) if duration_sec else 0.0
 
 
