@@ -56,8 +56,8 @@ def test_a_loop_of_ones_own_has_a_turn_for_each_call_of_the_engine(logs):
 
 
 def test_a_subclass_that_calls_super_is_recorded_once_a_call(logs):
-    own, plain = logs["step_2/worker_0.jsonl"], logs["step_3/worker_0.jsonl"]
+    overridden, plain = logs["step_2/worker_0.jsonl"], logs["step_3/worker_0.jsonl"]
     for event in ("turn_end", "turn_engine_call", REQUEST, "main_loop"):
-        assert len(extras(own, event)) == len(extras(plain, event)) == 4
-    assert [request["turns"] for request in extras(own, REQUEST)] == [1, 1, 1, 1]
-    assert {turn["turn"] for turn in extras(own, "turn_end")} == {0}
+        assert len(extras(overridden, event)) == len(extras(plain, event)) == 4
+    assert [request["turns"] for request in extras(overridden, REQUEST)] == [1, 1, 1, 1]
+    assert {turn["turn"] for turn in extras(overridden, "turn_end")} == {0}
