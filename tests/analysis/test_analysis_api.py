@@ -73,7 +73,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "summary": (
         ["--step", "2"],
         {
-            "findings": lambda run: [asdict(one) for one in a.findings_of(run)],
+            "findings": lambda run: [asdict(finding) for finding in a.findings_of(run)],
             "steps": lambda run: rows(a.step_table(run.digest).filter(step=2)),
             "workers": lambda run: rows(a.worker_table(run.digest).filter(step=2)),
             "engine": a.engine_summary,
@@ -98,7 +98,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "barriers": lambda run: rows(a.barrier_table(run.digest).filter(step=2)),
             "clocks": lambda run: a.clock_table(run.digest.filter(TRAINING)).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
-            "chain": lambda run: asdict(found) if (found := a.chain_of(a.paths_of(run), 2)) else None,
+            "chain": lambda run: asdict(chain) if (chain := a.chain_of(a.paths_of(run), 2)) else None,
         },
     ),
     "turns": (
@@ -143,7 +143,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
         [],
         {
             "updates": a.weight_updates,
-            "findings": lambda run: [asdict(one) for one in a.weights_findings(run)],
+            "findings": lambda run: [asdict(finding) for finding in a.weights_findings(run)],
             "missing": lambda run: updates.missing_of(a.weight_updates(run)),
         },
     ),
@@ -216,7 +216,9 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "clocks": lambda run: a.clock_table(run.digest).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
             "without_records": a.workers_without_records,
-            "deaths": lambda run: [asdict(one) for one in a.findings_of(run) if one.cause == "death"],
+            "deaths": lambda run: [
+                asdict(finding) for finding in a.findings_of(run) if finding.cause == "death"
+            ],
         },
     ),
     "sql": ([REQUESTS], {"rows": lambda run: run.sql(REQUESTS).to_dicts()}),

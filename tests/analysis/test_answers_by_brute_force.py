@@ -62,16 +62,16 @@ Made = dict[tuple[int, int], list[Request]]
 
 
 def length(mine: list[Request]) -> int:
-    return max((one.begin + one.ticks for one in mine), default=0) + 2 * MARGIN
+    return max((request.begin + request.ticks for request in mine), default=0) + 2 * MARGIN
 
 
 def write(folder: Path, made: Made) -> None:
     for (step, worker), mine in made.items():
         spans: list[tuple[str, int, int, int, dict[str, Any] | None]] = []
-        for number, one in enumerate(mine):
+        for number, request in enumerate(mine):
             ids = {"request_id": f"{step}.{worker}.{number}"}
-            now = begin = MARGIN + one.begin
-            for turn_number, turn in enumerate(one.turns):
+            now = begin = MARGIN + request.begin
+            for turn_number, turn in enumerate(request.turns):
                 fields = {**ids, "turn": turn_number, "generated_tokens": turn.tokens}
                 spans.append(("turn_engine_call", now, now + turn.engine, 1 + number, fields))
                 now += turn.engine
@@ -79,20 +79,24 @@ def write(folder: Path, made: Made) -> None:
                     of_turn = {**ids, "turn": turn_number}
                     spans.append(("tool_execution", now, now + turn.tool, 1 + number, of_turn))
                     now += turn.tool
-            if one.reward:
-                spans.append(("reward_calculation", now, now + one.reward, 1 + number, ids))
-            reason = "length" if one.cut else "stop"
-            told = {
+            if request.reward:
+                spans.append(("reward_calculation", now, now + request.reward, 1 + number, ids))
+            reason = "length" if request.cut else "stop"
+            of_request = {
                 **ids,
-                "turns": len(one.turns),
-                "actual_response_tokens": one.tokens,
+                "turns": len(request.turns),
+                "actual_response_tokens": request.tokens,
                 "finish_reason": reason,
             }
-            spans.append(("async_rollout_request_complete", begin, begin + one.ticks, 1 + number, told))
+            spans.append(
+                ("async_rollout_request_complete", begin, begin + request.ticks, 1 + number, of_request)
+            )
         spans.append(("total_step_duration", 0, length(mine), 0, None))
         path = folder / f"step_{step}" / f"worker_{worker}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(line(step, worker, *span) for span in sorted(spans, key=lambda one: one[2])))
+        path.write_text(
+            "".join(line(step, worker, *span) for span in sorted(spans, key=lambda span: span[2]))
+        )
 
 
 def line(
@@ -117,7 +121,7 @@ def sec(ticks: float) -> Any:
 
 def sec_if_any(made: Made, ticks: Callable[[Request], int], mine: int) -> Any:
     """Return the seconds of some requests in a kind of work; None if no request of the run does such work."""
-    return sec(mine) if any(ticks(one) for each in made.values() for one in each) else None
+    return sec(mine) if any(ticks(request) for each in made.values() for request in each) else None
 
 
 def tool_ticks(request: Request) -> int:
@@ -141,14 +145,14 @@ def test_each_request_is_the_sum_of_its_parts(made: Made) -> None:
     table = {row["request_id"]: row for row in request_table(read(made).digest).iter_rows(named=True)}
     assert len(table) == sum(map(len, made.values()))
     for (step, worker), mine in made.items():
-        for number, one in enumerate(mine):
+        for number, request in enumerate(mine):
             row = table[f"{step}.{worker}.{number}"]
-            assert (row["step"], row["worker"], row["turns"]) == (step, worker, len(one.turns))
-            assert row["response_tokens"] == one.tokens
-            assert row["duration_sec"] == sec(one.ticks)
-            assert row["engine_sec"] == sec(sum(turn.engine for turn in one.turns))
-            assert row["tool_sec"] == sec_if_any(made, tool_ticks, tool_ticks(one))
-            assert row["reward_sec"] == sec_if_any(made, reward_ticks, one.reward)
+            assert (row["step"], row["worker"], row["turns"]) == (step, worker, len(request.turns))
+            assert row["response_tokens"] == request.tokens
+            assert row["duration_sec"] == sec(request.ticks)
+            assert row["engine_sec"] == sec(sum(turn.engine for turn in request.turns))
+            assert row["tool_sec"] == sec_if_any(made, tool_ticks, tool_ticks(request))
+            assert row["reward_sec"] == sec_if_any(made, reward_ticks, request.reward)
             assert row["other_sec"] == sec(0)
 
 
@@ -157,8 +161,8 @@ def test_each_request_is_the_sum_of_its_parts(made: Made) -> None:
 def test_turns_are_counted_and_summed_by_their_number(made: Made) -> None:
     by_turn: dict[int, list[Turn]] = defaultdict(list)
     for mine in made.values():
-        for one in mine:
-            for number, turn in enumerate(one.turns):
+        for request in mine:
+            for number, turn in enumerate(request.turns):
                 by_turn[number].append(turn)
     table = {row["turn"]: row for row in turn_table(read(made).digest).iter_rows(named=True)}
     assert table.keys() == by_turn.keys()
@@ -178,8 +182,8 @@ def test_turns_are_counted_and_summed_by_their_number(made: Made) -> None:
 def test_lengths_of_a_step_are_those_of_all_its_requests(made: Made) -> None:
     table = {row["step"]: row for row in length_table(read(made).digest).iter_rows(named=True)}
     for step in {step for (step, _), mine in made.items() if mine}:
-        mine = [one for (of, _), each in made.items() if of == step for one in each]
-        tokens = [float(one.tokens) for one in mine]
+        mine = [request for (of, _), each in made.items() if of == step for request in each]
+        tokens = [float(request.tokens) for request in mine]
         row = table.pop(step)
         assert row["requests"] == len(mine)
         assert (row["min_tokens"], row["max_tokens"]) == (min(tokens), max(tokens))
@@ -202,12 +206,12 @@ rules = st.builds(
 )
 
 
-def kept_of(one: Request, rules: Rules) -> list[float]:
+def kept_of(request: Request, rules: Rules) -> list[float]:
     """Return the share of each turn's tokens that the caps leave."""
     shares: list[float] = []
     left = math.inf if rules.max_tokens is None else rules.max_tokens
-    for number, turn in enumerate(one.turns):
-        before = one.turns[number - 1].tokens if number else 0
+    for number, turn in enumerate(request.turns):
+        before = request.turns[number - 1].tokens if number else 0
         capped = before >= (rules.max_turn_tokens or math.inf)
         over = left <= 0 or capped or (shares and shares[-1] < 1)
         if over or number >= (rules.max_turns or math.inf):
@@ -219,12 +223,12 @@ def kept_of(one: Request, rules: Rules) -> list[float]:
     return shares
 
 
-def shortened(one: Request, rules: Rules) -> tuple[float, bool]:
+def shortened(request: Request, rules: Rules) -> tuple[float, bool]:
     """Return the ticks that a request would take, and whether it is cut."""
-    shares = kept_of(one, rules)
+    shares = kept_of(request, rules)
     factors = {kind: rules.scale.get(kind, 1.0) for kind in ("engine", "tool", "reward")}
-    ticks = one.reward * factors["reward"]
-    for number, (turn, share) in enumerate(zip(one.turns, shares, strict=True)):
+    ticks = request.reward * factors["reward"]
+    for number, (turn, share) in enumerate(zip(request.turns, shares, strict=True)):
         goes_on = share == 1 and (number + 1 == len(shares) or shares[number + 1] > 0)
         ticks += turn.engine * share * factors["engine"] + goes_on * turn.tool * factors["tool"]
     cut = any(share < 1 for share in shares)
@@ -249,12 +253,12 @@ def test_what_if_is_what_the_rules_make_of_each_request(made: Made, rules: Rules
                 predicted.append(length(mine))
                 continue
             ends = []
-            for one in mine:
-                ticks, cut = shortened(one, rules)
-                ends.append((MARGIN + one.begin + ticks, cut))
+            for request in mine:
+                ticks, cut = shortened(request, rules)
+                ends.append((MARGIN + request.begin + ticks, cut))
             ends.sort()
             needed = math.ceil(len(ends) / (1 + (rules.oversample or 0)))
-            was = max(MARGIN + one.begin + one.ticks for one in mine)
+            was = max(MARGIN + request.begin + request.ticks for request in mine)
             predicted.append(max(0.0, length(mine) - was + ends[needed - 1][0]))
             cuts += len(ends) - needed + sum(cut for _, cut in ends[:needed])
         assert table[step]["predicted_sec"] == sec(max(predicted))

@@ -25,21 +25,21 @@ def test_the_phase_that_grew_is_named_and_not_the_longest(tmp_path: Path) -> Non
         trained = done + 20
         spans = [("trainer_update_actor", done, trained), ("trainer_save_checkpoint", trained, done + gap)]
         write_worker(tmp_path / f"step_{step}" / "trainer_0.jsonl", spans[: 1 + (gap > 25)], 0)
-    (found,) = found_in(tmp_path)
-    assert (found.cause, found.step, found.event) == ("between-steps", 3, "trainer_save_checkpoint")
+    (finding,) = found_in(tmp_path)
+    assert (finding.cause, finding.step, finding.event) == ("between-steps", 3, "trainer_save_checkpoint")
 
 
 def test_time_without_a_record_is_said_to_be_so(tmp_path: Path) -> None:
     gaps = [25, 25, 25, 45, 25, 25]
     steps = [step._replace(trained=20) for step in steps_with(gaps)]
     written(tmp_path, steps, {})
-    (found,) = found_in(tmp_path)
-    assert (found.cause, found.step, found.event) == ("between-steps", 3, None)
+    (finding,) = found_in(tmp_path)
+    assert (finding.cause, finding.step, finding.event) == ("between-steps", 3, None)
 
 
 def test_one_overlap_does_not_hide_the_gaps(tmp_path: Path) -> None:
     written(tmp_path, steps_with([5, 5, -1, 5, 30, 5, 5, 5]), {})
-    assert [(one.cause, one.step) for one in found_in(tmp_path)] == [("between-steps", 4)]
+    assert [(finding.cause, finding.step) for finding in found_in(tmp_path)] == [("between-steps", 4)]
 
 
 def test_short_gaps_do_not_count_where_most_steps_overlap(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_small_finding_does_not_hide_why_the_slowest_step_was_slow(tmp_path: P
     for step in range(1, 9):
         write_turns(tmp_path, step, 0, turns=12 if step == 6 else 4, padded_sec=1.2 if step == 2 else 0.2)
     verdict = judge(open_run(tmp_path), over=False)
-    assert [(one.cause, one.step) for one in verdict.findings] == [("post-processing", 2)]
+    assert [(finding.cause, finding.step) for finding in verdict.findings] == [("post-processing", 2)]
     assert verdict.sentence.startswith(verdict.findings[0].sentence)
     assert ". Step 6, the slowest, took 12 s, 2.9 times the median step: " in verdict.sentence
     assert "4 s more in engine" in verdict.sentence
@@ -99,7 +99,7 @@ def test_a_slowest_step_that_a_finding_explains_is_told_once(tmp_path: Path) -> 
     for step in range(1, 9):
         write_turns(tmp_path, step, 0, turns=4, padded_sec=4.2 if step == 2 else 0.2)
     verdict = judge(open_run(tmp_path), over=False)
-    assert [(one.cause, one.step) for one in verdict.findings] == [("post-processing", 2)]
+    assert [(finding.cause, finding.step) for finding in verdict.findings] == [("post-processing", 2)]
     assert "the slowest" not in verdict.sentence
 
 

@@ -55,22 +55,22 @@ def compared(run_of: RunOf, steps: int = 10, **other: Any) -> Comparison:
 
 
 @given(values, values)
-def test_two_samples_are_compared_by_t_on_logarithms(one: list[float], other: list[float]) -> None:
-    logs = [[math.log(value) for value in each] for each in (one, other)]
-    if min(max(each) - min(each) for each in logs) < 1e-3 or len(one) != len(other):
+def test_two_samples_are_compared_by_t_on_logarithms(first: list[float], other: list[float]) -> None:
+    logs = [[math.log(value) for value in each] for each in (first, other)]
+    if min(max(each) - min(each) for each in logs) < 1e-3 or len(first) != len(other):
         return
     expected = ttest_ind(logs[1], logs[0])
-    found = difference(one, other)
-    assert found.p_value() == pytest.approx(expected.pvalue, rel=1e-6)
+    ratio = difference(first, other)
+    assert ratio.p_value() == pytest.approx(expected.pvalue, rel=1e-6)
     low, high = expected.confidence_interval(0.9)
-    assert found.interval(0.1) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
+    assert ratio.interval(0.1) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
 
 
 @pytest.mark.parametrize("sizes", [(4, 5), (4, 12), (12, 4), (10, 100)])
 def test_samples_of_other_sizes_are_compared_by_welchs_t(sizes: tuple[int, int]) -> None:
-    one, other = scattered(sizes[0], 0.2), [2 * value for value in scattered(sizes[1], 0.5)]
-    expected = ttest_ind([*map(math.log, other)], [*map(math.log, one)], equal_var=False)
-    assert difference(one, other).p_value() == pytest.approx(expected.pvalue)
+    first, other = scattered(sizes[0], 0.2), [2 * value for value in scattered(sizes[1], 0.5)]
+    expected = ttest_ind([*map(math.log, other)], [*map(math.log, first)], equal_var=False)
+    assert difference(first, other).p_value() == pytest.approx(expected.pvalue)
 
 
 @pytest.mark.parametrize(("sizes", "freedom"), [((2, 3), 1), ((2, 40), 1), ((3, 40), 2), ((40, 3), 2)])
@@ -81,9 +81,9 @@ def test_two_or_three_steps_have_no_more_freedom_however_many_the_other_run_has(
 
 
 def test_pairs_are_compared_by_students_t_on_the_logarithms_of_their_ratios() -> None:
-    one, other = [1.0, 7.0, 30.0], [1.2, 7.5, 40.0]
-    expected = ttest_rel([*map(math.log, other)], [*map(math.log, one)])
-    assert difference(one, other, paired=True).p_value() == pytest.approx(expected.pvalue)
+    first, other = [1.0, 7.0, 30.0], [1.2, 7.5, 40.0]
+    expected = ttest_rel([*map(math.log, other)], [*map(math.log, first)])
+    assert difference(first, other, paired=True).p_value() == pytest.approx(expected.pvalue)
 
 
 def test_holm_tests_the_most_likely_difference_at_its_share_and_the_next_at_what_is_left() -> None:
@@ -106,18 +106,18 @@ def test_an_interval_holds_1_just_when_no_difference_is_told(seed: int, steps: i
 
 
 def test_equal_runs_with_other_replies_have_the_same_engine(run_of: RunOf) -> None:
-    told = rows(compared(run_of))
-    assert told["engine"]["verdict"] == "same"
-    assert "higher" not in {row["verdict"] for row in told.values()}
-    assert told["p99"]["verdict"] == "too few steps"
-    assert told["p99"]["steps_needed"] > 10
+    metrics = rows(compared(run_of))
+    assert metrics["engine"]["verdict"] == "same"
+    assert "higher" not in {row["verdict"] for row in metrics.values()}
+    assert metrics["p99"]["verdict"] == "too few steps"
+    assert metrics["p99"]["steps_needed"] > 10
 
 
 def test_an_engine_that_takes_a_tenth_longer_is_found_in_ten_steps(run_of: RunOf) -> None:
-    told = rows(compared(run_of, engine=1.1))
-    assert told["engine"]["verdict"] == "higher"
-    assert told["engine"]["ratio_at_least"] < 1.1 < told["engine"]["ratio_at_most"]
-    assert {row["verdict"] for row in told.values()} <= {"higher", "same", "too few steps"}
+    metrics = rows(compared(run_of, engine=1.1))
+    assert metrics["engine"]["verdict"] == "higher"
+    assert metrics["engine"]["ratio_at_least"] < 1.1 < metrics["engine"]["ratio_at_most"]
+    assert {row["verdict"] for row in metrics.values()} <= {"higher", "same", "too few steps"}
 
 
 def test_a_run_3_times_slower_is_called_slower_after_three_steps(run_of: RunOf) -> None:
@@ -125,65 +125,65 @@ def test_a_run_3_times_slower_is_called_slower_after_three_steps(run_of: RunOf) 
 
 
 def test_a_longer_queue_is_not_taken_for_a_slower_engine(run_of: RunOf) -> None:
-    one = run_of(seed=1, steps=10, requests=24, load_sec=0.003)
+    run = run_of(seed=1, steps=10, requests=24, load_sec=0.003)
     other = run_of(seed=2, steps=10, requests=48, load_sec=0.003)
-    told = rows(compare_runs(one, other))
-    assert told["engine"]["verdict"] == "same"
-    assert told["p50"]["verdict"] == "higher"
+    metrics = rows(compare_runs(run, other))
+    assert metrics["engine"]["verdict"] == "same"
+    assert metrics["p50"]["verdict"] == "higher"
 
 
 def test_steps_are_paired_only_where_their_prompts_are_the_same(tmp_path: Path) -> None:
     shape: dict[str, Any] = {"workers": 2, "requests": 12}
-    one = open_run(synthetic_run(tmp_path / "a", steps=6, seed=1, **shape))
+    run = open_run(synthetic_run(tmp_path / "a", steps=6, seed=1, **shape))
     same = open_run(synthetic_run(tmp_path / "b", steps=6, seed=1, clock_skew={1: 2.0}, **shape))
     other = open_run(synthetic_run(tmp_path / "c", steps=6, seed=2, **shape))
-    assert compare_runs(one, same).paired
-    assert not compare_runs(one, other).paired
-    assert set(rows(compare_runs(one, same))["duration"].items()) >= {("verdict", "same"), ("ratio", 1.0)}
+    assert compare_runs(run, same).paired
+    assert not compare_runs(run, other).paired
+    assert set(rows(compare_runs(run, same))["duration"].items()) >= {("verdict", "same"), ("ratio", 1.0)}
 
 
 def test_few_steps_are_paired_only_where_the_replies_are_as_long(run_of: RunOf) -> None:
     """The runs have the same prompts; in the last one a cap shortens the replies."""
     caps: list[dict[str, Any]] = [{}, {"engine": 3.3}, {"most_tokens": 200}]
-    one, same, other = (run_of(steps=3, **cap) for cap in caps)
-    assert compare_runs(one, same).paired
-    assert rows(compare_runs(one, same))["duration"]["verdict"] == "higher"
-    assert not compare_runs(one, other).paired
+    run, same, other = (run_of(steps=3, **cap) for cap in caps)
+    assert compare_runs(run, same).paired
+    assert rows(compare_runs(run, same))["duration"]["verdict"] == "higher"
+    assert not compare_runs(run, other).paired
 
 
 def test_a_cold_first_step_is_left_out_of_the_run_that_was_cold(run_of: RunOf) -> None:
-    told = compared(run_of, steps=6, first_step=2.0)
-    assert (told.cold, told.other_cold) == (False, True)
-    assert (told.steps, told.other_steps) == ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6])
-    assert rows(told)["engine"]["verdict"] == "same"
+    comparison = compared(run_of, steps=6, first_step=2.0)
+    assert (comparison.cold, comparison.other_cold) == (False, True)
+    assert (comparison.steps, comparison.other_steps) == ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6])
+    assert rows(comparison)["engine"]["verdict"] == "same"
 
 
 def test_runs_without_a_common_step_are_compared_as_a_whole(tmp_path: Path) -> None:
-    one = open_run(synthetic_run(tmp_path / "a", steps=3, workers=1))
+    run = open_run(synthetic_run(tmp_path / "a", steps=3, workers=1))
     other = open_run(synthetic_run(tmp_path / "b", steps=4, workers=1, first_step=10, seed=3))
-    told = compare_runs(one, other)
-    assert (told.steps, told.other_steps) == ([1, 2, 3], [10, 11, 12, 13])
+    comparison = compare_runs(run, other)
+    assert (comparison.steps, comparison.other_steps) == ([1, 2, 3], [10, 11, 12, 13])
 
 
 def test_one_step_tells_nothing(run_of: RunOf) -> None:
-    told = compared(run_of, steps=1, engine=3.0)
-    assert set(told.table["verdict"]) == {"too few steps"}
-    assert told.table["ratio_at_least"].is_null().all()
+    comparison = compared(run_of, steps=1, engine=3.0)
+    assert set(comparison.table["verdict"]) == {"too few steps"}
+    assert comparison.table["ratio_at_least"].is_null().all()
     asked = Condition("duration", above=True, limit=1.1)
-    assert told.outcomes([asked])[0]["outcome"] == "too few steps"
+    assert comparison.outcomes([asked])[0]["outcome"] == "too few steps"
 
 
 def test_a_condition_holds_does_not_hold_or_needs_more_steps() -> None:
     random = Random(1)
-    one, other = ([random.lognormvariate(shift, 0.1) for _ in range(10)] for shift in (0.0, 0.3))
-    told = Comparison([], [], False, False, False, {"p99": difference(one, other)})
+    first, other = ([random.lognormvariate(shift, 0.1) for _ in range(10)] for shift in (0.0, 0.3))
+    comparison = Comparison([], [], False, False, False, {"p99": difference(first, other)})
     limits = {1.1: "holds", 2.0: "does not hold", 1.35: "too few steps"}
     for limit, outcome in limits.items():
-        (found,) = told.outcomes([Condition("p99", above=True, limit=limit)])
-        assert found["outcome"] == outcome
-    (below,) = told.outcomes([Condition("p99", above=False, limit=1.1)])
+        (row,) = comparison.outcomes([Condition("p99", above=True, limit=limit)])
+        assert row["outcome"] == outcome
+    (below,) = comparison.outcomes([Condition("p99", above=False, limit=1.1)])
     assert below["outcome"] == "does not hold"
-    (gone,) = told.outcomes([Condition("tool", above=True, limit=1.1)])
+    (gone,) = comparison.outcomes([Condition("tool", above=True, limit=1.1)])
     assert (gone["outcome"], gone["ratio"], gone["steps_needed"]) == ("not measured", None, None)
 
 

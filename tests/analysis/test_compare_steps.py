@@ -30,9 +30,9 @@ def with_weights(digest: Digest, every: int) -> Digest:
     return replace(digest, steps=digest.steps.with_columns(wall_weights=sec))
 
 
-def verdicts(one: dict[str, Any], other: dict[str, Any], steps: int = 10) -> dict[str, Any]:
+def verdicts(values: dict[str, Any], other: dict[str, Any], steps: int = 10) -> dict[str, Any]:
     numbers = [*range(1, steps + 1)]
-    rows = comparison_of(one, other, numbers, numbers).table.iter_rows(named=True)
+    rows = comparison_of(values, other, numbers, numbers).table.iter_rows(named=True)
     return {row["metric"]: row for row in rows}
 
 
@@ -62,7 +62,7 @@ def test_between_steps_is_up_to_a_validation(tmp_path: Path) -> None:
     ends = {key: begun[key] + sec for key, sec in _durations(run.digest).items()}
     starts = sorted(begun.values())
     for (step, validate), end in ends.items():
-        after = [at for at in starts if at > begun[step, validate]]
+        after = [start for start in starts if start > begun[step, validate]]
         if not validate and after:
             assert between[step] == pytest.approx(max(0.001, after[0] - end), abs=0.01)
     assert len(between) in (3, 4)
@@ -73,24 +73,29 @@ def _durations(digest: Digest) -> dict[Any, float]:
 
 
 def test_few_steps_in_common_are_worse_than_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = made(tmp_path / "a", 8)
-    next_one, overlap = made(tmp_path / "b", 8, 1, first_step=8), made(tmp_path / "c", 8, 1, first_step=4)
-    told = compare_runs(open_run(one), open_run(next_one))
-    assert (len(told.steps), len(told.other_steps), told.common) == (8, 8, False)
-    told = compare_runs(open_run(one), open_run(overlap))
-    assert (told.steps, told.left_out, told.other_left_out) == ([4, 5, 6, 7, 8], 3, 3)
-    main(["compare", str(one), str(overlap)])
+    folder = made(tmp_path / "a", 8)
+    later, overlap = made(tmp_path / "b", 8, 1, first_step=8), made(tmp_path / "c", 8, 1, first_step=4)
+    comparison = compare_runs(open_run(folder), open_run(later))
+    assert (len(comparison.steps), len(comparison.other_steps), comparison.common) == (8, 8, False)
+    comparison = compare_runs(open_run(folder), open_run(overlap))
+    assert (comparison.steps, comparison.left_out, comparison.other_left_out) == ([4, 5, 6, 7, 8], 3, 3)
+    main(["compare", str(folder), str(overlap)])
     shown = " ".join(capsys.readouterr().out.split())
     assert "5 steps of A and 5 steps of B, those that both runs have; A has 3 more; B has 3 more" in shown
-    main(["compare", str(one), str(next_one), "--json"])
+    main(["compare", str(folder), str(later), "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert (answer["left_out_a"], answer["cold_a"], answer["cold_b"]) == (0, False, False)
 
 
 def test_a_cold_step_of_one_run_removes_no_step_of_the_other(tmp_path: Path) -> None:
     cold = {"duration": {step: 30.0 if step == 1 else 10.0 + step / 100 for step in range(1, 7)}}
-    told = comparison_of(cold, {"duration": {9: 10.0}}, [*cold["duration"]], [9])
-    assert (told.steps, told.other_steps, told.cold, told.other_cold) == ([2, 3, 4, 5, 6], [9], True, False)
+    comparison = comparison_of(cold, {"duration": {9: 10.0}}, [*cold["duration"]], [9])
+    assert (comparison.steps, comparison.other_steps, comparison.cold, comparison.other_cold) == (
+        [2, 3, 4, 5, 6],
+        [9],
+        True,
+        False,
+    )
     usual = {"duration": {step: 10.0 + step / 90 for step in range(1, 7)}}
     steps = [*usual["duration"]]
     paired = comparison_of(cold, usual, steps, steps, paired=True)
@@ -98,10 +103,10 @@ def test_a_cold_step_of_one_run_removes_no_step_of_the_other(tmp_path: Path) -> 
 
 
 def test_values_that_do_not_scatter_are_told_by_their_ratio() -> None:
-    found = difference([2.0] * 3, [2.0] * 3)
-    told = Comparison([], [], False, False, False, {"duration": found})
+    ratio = difference([2.0] * 3, [2.0] * 3)
+    comparison = Comparison([], [], False, False, False, {"duration": ratio})
     for limit, outcome in ((1.0, "does not hold"), (1.1, "does not hold"), (0.9, "holds")):
-        assert told.outcomes([Condition("duration", True, limit)])[0]["outcome"] == outcome
+        assert comparison.outcomes([Condition("duration", True, limit)])[0]["outcome"] == outcome
 
 
 def test_a_condition_on_what_no_run_has_is_not_measured(

@@ -16,9 +16,9 @@ def compared(steps: int = 20, **factors: float) -> Comparison:
     random = Random(3)
     values: list[dict[str, dict[int, float]]] = [{}, {}]
     for metric, factor in factors.items():
-        for at, each in enumerate(values):
-            deviation, times = (0.6, 1.0) if factor == 0 else (0.03, factor if at else 1.0)
-            each[metric] = {one: 10 * times * math.exp(random.gauss(0, deviation)) for one in STEPS[:steps]}
+        for side, each in enumerate(values):
+            deviation, times = (0.6, 1.0) if factor == 0 else (0.03, factor if side else 1.0)
+            each[metric] = {step: 10 * times * math.exp(random.gauss(0, deviation)) for step in STEPS[:steps]}
     return comparison_of(values[0], values[1], STEPS[:steps], STEPS[:steps])
 
 
@@ -32,20 +32,22 @@ def compared(steps: int = 20, **factors: float) -> Comparison:
     ],
 )
 def test_the_outcome_is_told_with_the_ratio_and_its_interval(factor: float, outcome: str, words: str) -> None:
-    found = compared(duration=factor)
-    told = conclusion_of(found)
-    [row] = found.table.to_dicts()
-    assert told.outcome == outcome
-    assert told.sentence.startswith(words)
-    assert f"(interval {row['ratio_at_least']:.3g} to {row['ratio_at_most']:.3g})" in told.sentence
-    assert (f"{row['steps_needed']:,} steps of each would tell" in told.sentence) == (outcome == "undecided")
+    comparison = compared(duration=factor)
+    conclusion = conclusion_of(comparison)
+    [row] = comparison.table.to_dicts()
+    assert conclusion.outcome == outcome
+    assert conclusion.sentence.startswith(words)
+    assert f"(interval {row['ratio_at_least']:.3g} to {row['ratio_at_most']:.3g})" in conclusion.sentence
+    assert (f"{row['steps_needed']:,} steps of each would tell" in conclusion.sentence) == (
+        outcome == "undecided"
+    )
 
 
 def test_one_step_does_not_tell_and_no_step_compares_nothing() -> None:
     assert "one step does not show how much steps scatter" in conclusion_of(compared(1, duration=2)).sentence
-    told = conclusion_of(comparison_of({"duration": {}}, {"duration": {1: 2.0}}, [], [1]))
-    assert told.outcome == "undecided"
-    assert told.sentence.startswith("Nothing is compared")
+    conclusion = conclusion_of(comparison_of({"duration": {}}, {"duration": {1: 2.0}}, [], [1]))
+    assert conclusion.outcome == "undecided"
+    assert conclusion.sentence.startswith("Nothing is compared")
 
 
 def test_the_points_name_every_other_metric_once() -> None:
@@ -68,10 +70,10 @@ def test_a_longer_step_without_slower_work_is_said_to_be_that() -> None:
 
 
 def test_only_one_run_has_a_kind_of_work() -> None:
-    told = comparison_of(
+    comparison = comparison_of(
         {"duration": dict.fromkeys(STEPS, 2.0)},
         {"duration": dict.fromkeys(STEPS, 2.0), "reward": dict.fromkeys(STEPS, 1.0)},
         STEPS,
         STEPS,
     )
-    assert "Only B has: reward" in conclusion_of(told).points
+    assert "Only B has: reward" in conclusion_of(comparison).points

@@ -44,12 +44,12 @@ def dead_pid() -> int:
 
 def deaths(folder: Path, over: bool) -> list[tuple[int, int]]:
     run = open_run(folder)
-    return [(one.step, one.worker) for one in findings_of(run, over) if one.cause == "death"]
+    return [(finding.step, finding.worker) for finding in findings_of(run, over) if finding.cause == "death"]
 
 
-def not_drawn(found: list[Finding]) -> list[Finding]:
+def not_drawn(findings: list[Finding]) -> list[Finding]:
     """Return the findings without replies that were long by chance."""
-    return [one for one in found if not one.evidence.get("drawn")]
+    return [finding for finding in findings if not finding.evidence.get("drawn")]
 
 
 def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
     (finding,) = not_drawn(findings_of(open_run(folder), over=True))
     assert (finding.cause, finding.step, finding.worker) == ("death", LAST, 1)
     assert "worker 1 was the first to stop logging" in finding.sentence
-    assert [one["worker"] for one in finding.evidence["workers"]] == [0, 1, 2]
+    assert [row["worker"] for row in finding.evidence["workers"]] == [0, 1, 2]
 
 
 def test_of_a_run_that_goes_on_nobody_is_said_to_have_died(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path
     kill(folder, {0: 60, 2: 60})
     (folder / f"step_{LAST}" / "worker_1.jsonl").unlink()
     verdict = judge(open_run(folder), over=True)
-    assert "death" not in {one.cause for one in verdict.findings}
+    assert "death" not in {finding.cause for finding in verdict.findings}
     assert "the others; worker 1 wrote nothing in it" in verdict.sentence
 
 

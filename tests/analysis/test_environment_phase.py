@@ -83,5 +83,5 @@ def test_a_span_of_ones_own_can_have_this_phase() -> None:
 
     with records() as seen, sglang_instrument.span("load_map", phase="environment"):
         pass
-    [record] = [one for one in seen if one["event"] == "load_map"]
+    [record] = [record for record in seen if record["event"] == "load_map"]
     assert record["phase"] == "environment"

@@ -21,21 +21,21 @@ def brute_paths(made: Made) -> dict[str, dict[str, float]]:
     """Return the sums of each path: a look at each tick of each span."""
     spans, parents = made.spans, brute_parents(made)
 
-    def path_of(one: int) -> str:
-        above = parents[one]
-        own = spans[one].event
-        return own if above is None else f"{path_of(above)}{SEPARATOR}{own}"
+    def path_of(number: int) -> str:
+        above = parents[number]
+        event = spans[number].event
+        return event if above is None else f"{path_of(above)}{SEPARATOR}{event}"
 
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for one, span in enumerate(spans):
-        sums[path_of(one)]["count"] += 1
-        sums[path_of(one)]["total_sec"] += (span.end - span.start) * TICK_US / 1e6
+    for number, span in enumerate(spans):
+        sums[path_of(number)]["count"] += 1
+        sums[path_of(number)]["total_sec"] += (span.end - span.start) * TICK_US / 1e6
     for tick in range(spans[-1].end):
-        is_open = [one for one, span in enumerate(spans) if span.start <= tick < span.end]
-        working = [one for one in is_open if one not in {parents[other] for other in is_open}]
-        for one in working:
-            sums[path_of(one)]["self_sec"] += TICK_US / 1e6
-            sums[path_of(one)]["wall_sec"] += TICK_US / 1e6 / len(working)
+        is_open = [number for number, span in enumerate(spans) if span.start <= tick < span.end]
+        working = [number for number in is_open if number not in {parents[other] for other in is_open}]
+        for number in working:
+            sums[path_of(number)]["self_sec"] += TICK_US / 1e6
+            sums[path_of(number)]["wall_sec"] += TICK_US / 1e6 / len(working)
     return sums
 
 

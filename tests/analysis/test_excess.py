@@ -60,9 +60,12 @@ def test_the_parts_add_up_to_the_step_to_the_usual_step_and_to_the_excess(
 def test_a_few_engine_calls_usually_take_the_median_of_the_seconds_a_token() -> None:
     sec = [2.0, 2.0, 2.1, 1.9, 2.0, 20.0]
     place = {"run": 0, "source": 0, "step": 1, "validate": False, "worker": 0, "turn": 0, "context": 0.0}
-    told = {**place, "tokens": 100.0, "start_sec": 0.0}
+    fields = {**place, "tokens": 100.0, "start_sec": 0.0}
     calls = pl.DataFrame(
-        [{**told, "request_id": str(number), "sec": one, "end_sec": one} for number, one in enumerate(sec)]
+        [
+            {**fields, "request_id": str(number), "sec": duration, "end_sec": duration}
+            for number, duration in enumerate(sec)
+        ]
     )
     fit = fit_speed(calls)
     assert fit.speed.token_sec == pytest.approx(0.02)

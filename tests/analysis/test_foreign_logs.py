@@ -108,24 +108,28 @@ def test_each_reader_says_what_its_format_cannot_show(runs, name):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_requests_are_those_that_were_planted(runs, planted, name):
-    found = runs[name].digest.requests.sort("step", "start_us", "end_us")
-    truth = sorted(foreign_runs.requests_of(planted), key=lambda one: (one.step, one.start, one.end))
-    assert found["step"].to_list() == [one.step for one in truth]
+    requests = runs[name].digest.requests.sort("step", "start_us", "end_us")
+    truth = sorted(
+        foreign_runs.requests_of(planted), key=lambda request: (request.step, request.start, request.end)
+    )
+    assert requests["step"].to_list() == [request.step for request in truth]
     for column, values in (
-        ("start_us", [one.start * 1e6 for one in truth]),
-        ("end_us", [one.end * 1e6 for one in truth]),
-        ("engine_sec", [sum(call.end - call.start for call in one.calls) for one in truth]),
-        ("turns", [len(one.calls) for one in truth]),
+        ("start_us", [request.start * 1e6 for request in truth]),
+        ("end_us", [request.end * 1e6 for request in truth]),
+        ("engine_sec", [sum(call.end - call.start for call in request.calls) for request in truth]),
+        ("turns", [len(request.calls) for request in truth]),
     ):
-        assert found[column].to_list() == pytest.approx(values, abs=1_000 if column.endswith("us") else 0.01)
-    tokens = None if name == "areal_traces" else sum(one.tokens for one in truth)
-    assert (found["response_tokens"].sum() if found["response_tokens"].count() else None) == tokens
+        assert requests[column].to_list() == pytest.approx(
+            values, abs=1_000 if column.endswith("us") else 0.01
+        )
+    tokens = None if name == "areal_traces" else sum(request.tokens for request in truth)
+    assert (requests["response_tokens"].sum() if requests["response_tokens"].count() else None) == tokens
 
 
 def test_slime_s_dump_tells_rewards_ends_groups_and_versions(runs, planted):
     truth = list(foreign_runs.requests_of(planted))
     requests = runs["slime_traces"].digest.requests
-    assert requests["reward"].sum() == pytest.approx(sum(one.reward for one in truth))
+    assert requests["reward"].sum() == pytest.approx(sum(request.reward for request in truth))
     assert set(requests["finish_reason"]) == {"stop"}
     records = runs["slime_traces"].executor.log.rows
     whole = records.filter(pl.col("event").cast(pl.String) == "async_rollout_request_complete")
@@ -134,7 +138,7 @@ def test_slime_s_dump_tells_rewards_ends_groups_and_versions(runs, planted):
 
 
 def test_sglang_s_export_has_a_request_for_each_call(runs, planted):
-    calls = sum(len(one.calls) for one in foreign_runs.requests_of(planted))
+    calls = sum(len(request.calls) for request in foreign_runs.requests_of(planted))
     requests = runs["sglang_requests"].digest.requests
     assert len(requests) == calls
     assert requests["worker"].unique().sort().to_list() == [0, 1, 2, 3]
@@ -158,10 +162,10 @@ def test_sglang_s_export_has_a_request_for_each_call(runs, planted):
 )
 def test_commands_answer_from_each_format(small_logs, name, command, capsys):
     asked = main([command[0], str(small_logs[name]), *command[1:]])
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     assert asked in (0, 1)
-    assert "Traceback" not in told.err
-    assert told.out.strip()
+    assert "Traceback" not in printed.err
+    assert printed.out.strip()
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -264,9 +268,9 @@ def test_areal_s_traces_are_placed_even_if_their_file_was_copied(planted, tmp_pa
     traces = next(folder.rglob("traces-r0.jsonl"))
     os.utime(traces)  # now: months after the sessions
     run = open_run(folder)
-    truth = [one.step for one in foreign_runs.requests_of(planted)]
-    found = run.digest.requests.sort("start_us")["step"].value_counts().sort("step")["count"].to_list()
-    assert found == pytest.approx([truth.count(step) for step in range(10)], abs=2)
+    truth = [request.step for request in foreign_runs.requests_of(planted)]
+    counts = run.digest.requests.sort("start_us")["step"].value_counts().sort("step")["count"].to_list()
+    assert counts == pytest.approx([truth.count(step) for step in range(10)], abs=2)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +317,7 @@ WRONG = [None, True, -1, 2**70, 1e308, float("nan"), "x", "\x1b]0;owned\x07\ud80
 def test_wrong_lines_are_counted_and_cost_no_others(few, tmp_path, name):
     folder = getattr(foreign_runs, name)(tmp_path / "log", few)
     before = open_run(folder)
-    path = max((one for one in folder.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size)
+    path = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     raw = path.read_bytes()
     path.write_bytes(raw + b"\n".join(HOSTILE) + b'\n{"torn": ')
     foreign_runs.set_changed(path, foreign_runs.EPOCH + 700)
@@ -325,7 +329,7 @@ def test_wrong_lines_are_counted_and_cost_no_others(few, tmp_path, name):
 @pytest.mark.parametrize("name", ["verl_metrics", "areal_traces", "sglang_requests"])
 def test_values_of_any_type_never_raise(few, tmp_path, name):
     folder = getattr(foreign_runs, name)(tmp_path / "log", few[:2])
-    for path in [one for one in folder.rglob("*") if one.is_file()]:
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
         first = json.loads(path.read_text().splitlines()[-1])
         with path.open("a") as file:
             for key in first:
@@ -339,8 +343,8 @@ def test_values_of_any_type_never_raise(few, tmp_path, name):
 def mutilated(value, wrong, key):
     """Return a copy in which each value under a key is a wrong one."""
     if isinstance(value, dict):
-        return {name: wrong if name == key else mutilated(one, wrong, key) for name, one in value.items()}
-    return [mutilated(one, wrong, key) for one in value] if isinstance(value, list) else value
+        return {name: wrong if name == key else mutilated(child, wrong, key) for name, child in value.items()}
+    return [mutilated(child, wrong, key) for child in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=repr)
@@ -435,8 +439,8 @@ def test_nothing_that_is_read_reaches_the_terminal_unescaped(few, tmp_path, caps
     (folder / f"other{command.replace('/', '')}.log").write_text(command)
     for asked in ("summary", "requests", "turns", "events"):
         assert main([asked, str(folder)]) == 0
-    told = capsys.readouterr()
-    assert not set("\x1b\x07\x9b\r") & set(told.out + told.err)
+    printed = capsys.readouterr()
+    assert not set("\x1b\x07\x9b\r") & set(printed.out + printed.err)
 
 
 def test_the_page_names_each_format():
@@ -464,6 +468,6 @@ def test_a_format_without_tokens_or_servers_has_no_numbers_of_them(few, tmp_path
 
 def test_a_side_of_the_loop_that_the_log_lacks_has_no_share(logs, capsys):
     assert main(["loop", str(logs["verl_metrics"])]) == 0
-    told = capsys.readouterr().out
-    assert "the trainer waits for the rollout: 35.2 s a step, 54 %" in told
-    assert "waits for the trainer" not in told
+    printed = capsys.readouterr().out
+    assert "the trainer waits for the rollout: 35.2 s a step, 54 %" in printed
+    assert "waits for the trainer" not in printed

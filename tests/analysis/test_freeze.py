@@ -15,8 +15,8 @@ from sglang_instrument.testing.usual_run import usual_shape
 @pytest.mark.parametrize("worker", [WORKER, None])
 def test_a_freeze_loses_its_seconds(worker: int | None, tmp_path: Path) -> None:
     shape, cause = usual_shape(0, steps=STEP), StandStill(STEP, worker, seconds=30.0)
-    found = findings_of(open_run(write_run(tmp_path, shape, [cause]), cached=False), over=True)[0]
-    assert (found.cause, found.step, found.worker) == ("standstill", STEP, worker)
+    finding = findings_of(open_run(write_run(tmp_path, shape, [cause]), cached=False), over=True)[0]
+    assert (finding.cause, finding.step, finding.worker) == ("standstill", STEP, worker)
     cost_sec = wall_of(shape, STEP, [cause]) - wall_of(shape, STEP)
     assert 20 < cost_sec < 30.01  # the other workers are not much earlier
-    assert found.lost_sec == pytest.approx(cost_sec, rel=0.1)
+    assert finding.lost_sec == pytest.approx(cost_sec, rel=0.1)

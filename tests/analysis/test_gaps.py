@@ -31,9 +31,9 @@ def brute_plateaus(digest: Digest) -> list[tuple[int, int, int, int, int]]:
     if not gaps:
         return []
     lengths = sorted(to - begin for _, _, begin, to, _ in gaps)
-    at = 0.99 * (len(lengths) - 1)
-    low = lengths[int(at)]
-    usual = low + (lengths[min(int(at) + 1, len(lengths) - 1)] - low) * (at - int(at))
+    position = 0.99 * (len(lengths) - 1)
+    low = lengths[int(position)]
+    usual = low + (lengths[min(int(position) + 1, len(lengths) - 1)] - low) * (position - int(position))
     limit = max(2e6, 10 * usual)
     return sorted(gap for gap in gaps if gap[3] - gap[2] > limit and gap[4] >= 5)
 
@@ -69,7 +69,7 @@ def test_the_curve_counts_the_requests_in_flight(tmp_path: Path) -> None:
     for row in curve.iter_rows(named=True):
         moment = begun + round(row["at_sec"] * 1e6)
         rows = digest.requests.iter_rows(named=True)
-        assert row["in_flight"] == sum(one["start_us"] <= moment < one["end_us"] for one in rows)
+        assert row["in_flight"] == sum(request["start_us"] <= moment < request["end_us"] for request in rows)
 
 
 def test_the_culprit_of_a_blocked_loop_is_named(tmp_path: Path) -> None:
@@ -84,12 +84,12 @@ def test_the_culprit_of_a_blocked_loop_is_named(tmp_path: Path) -> None:
 def test_a_blocked_loop_is_attributed_to_its_process(tmp_path: Path) -> None:
     synthetic_run(tmp_path, steps=1, workers=1, requests=4, causes=[BlockedLoop(1, 0, 1.0, 3.0)])
     worker = tmp_path / "step_1/worker_0.jsonl"
-    lines = [one for one in worker.read_text().splitlines() if '"log_opened"' in one or "_block" in one]
-    worker.with_name("trainer_0.jsonl").write_text("".join(one + "\n" for one in lines))
+    lines = [line for line in worker.read_text().splitlines() if '"log_opened"' in line or "_block" in line]
+    worker.with_name("trainer_0.jsonl").write_text("".join(line + "\n" for line in lines))
     run = open_run(tmp_path)
     blocks = loop_blocks(run.files)
     assert sorted(zip(blocks["role"], blocks["worker"], strict=True)) == [("trainer", 0), ("worker", 0)]
-    blocked = [one for one in findings_of(run, over=False) if one.cause == "blocked-loop"]
-    assert [one.lost_sec for one in blocked] == [
+    blocked = [finding for finding in findings_of(run, over=False) if finding.cause == "blocked-loop"]
+    assert [finding.lost_sec for finding in blocked] == [
         pytest.approx(3.0)
     ]  # the worker's, and not the trainer's too

@@ -135,16 +135,16 @@ def test_servers_draws_the_course_of_each_gauge(run, capsys, monkeypatch):
 def test_the_report_and_a_trace_have_gauges_and_gpus_beside_what_the_step_was_spent_on(run, tmp_path, capsys):
     opened = Run.open(run)
     step = opened.digest.of_workers().steps.sort("step").row(0, named=True)
-    at = [datetime.fromtimestamp(step["start_us"] / 1e6 + second, timezone.utc) for second in (0.2, 1.2)]
+    times = [datetime.fromtimestamp(step["start_us"] / 1e6 + second, timezone.utc) for second in (0.2, 1.2)]
     opened_gpus = GpusOpened("host", None, "570", [Gpu("stand-in", 100)])
     doing = GpuGauges([0.5], [50], [400.0], [1980], [3201], [[]])
     (run / "live").mkdir(exist_ok=True)
     (run / "live" / "gpus_host.jsonl").write_bytes(
-        record_line("gpus_opened", at[0], opened_gpus)
-        + b"".join(record_line("gpu_gauges", time, doing) for time in at)
+        record_line("gpus_opened", times[0], opened_gpus)
+        + b"".join(record_line("gpu_gauges", time, doing) for time in times)
     )
     with (run / "engine" / "scheduler_0_tp0.jsonl").open("a") as log:
-        for time in at:
+        for time in times:
             gauge = {"timestamp": time.isoformat(), "event": "scheduler_gauges", "extra": FULL}
             log.write(json.dumps(gauge) + "\n")
     facts = gauge_facts(Run.open(run), [Chosen(False, 1), Chosen(False, 2)])
@@ -194,7 +194,7 @@ def test_the_course_of_a_gauge_has_no_slice_shorter_than_a_second():
 
 
 def test_an_engine_table_that_an_earlier_version_kept_has_no_tiers():
-    kept = pl.DataFrame({"rid": ["r1"], "cached_tokens": [5]})
-    whole = with_later_columns(kept)
+    earlier = pl.DataFrame({"rid": ["r1"], "cached_tokens": [5]})
+    whole = with_later_columns(earlier)
     assert whole["cached_host_tokens"].to_list() == [None]
     assert whole["cached_tokens"].to_list() == [5]

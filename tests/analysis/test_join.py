@@ -66,7 +66,7 @@ class Log:
         self.write(
             f"engine/{scheduler}.jsonl",
             ("scheduler_receive", arrived, 0.0001, {"rid": rid, "prompt_tokens": 7}),
-            *((events[what][0], at, events[what][1], {"rids": [rid]}) for what, at in moments),
+            *((events[what][0], second, events[what][1], {"rids": [rid]}) for what, second in moments),
         )
         answer = {"rid": rid, "completion_tokens": tokens}
         self.write("engine/server_0.jsonl", ("engine_request", arrived - 0.5, end - arrived + 1, answer))
@@ -196,8 +196,8 @@ def test_a_slow_call_is_explained_by_itself_and_not_by_a_slower_one_of_its_worke
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
     log.call(1, "b", "r1", 0, 200, 60)
     log.life("b", 200.5, ("admit", 201), ("first", 251), end=259)
-    found = replace(SLOW, request_id="r1", evidence={"turn": 0})
-    assert explain(opened(log), found) == (
+    finding = replace(SLOW, request_id="r1", evidence={"turn": 0})
+    assert explain(opened(log), finding) == (
         "its longest engine call (request r1, turn 1): 50 s of 60 s in prefill"
     )
 
@@ -224,11 +224,11 @@ def test_engine_requests_are_cached_until_the_files_of_the_run_change(log, monke
 
 def without_detokenizer(log, *ends):
     """Write two requests with `skip_tokenizer_init`; the server's records are in the worker's file."""
-    for rid, at in (("a", 10.5), ("b", 11)):
-        log.call(1, rid, f"r-{rid}", 0, at - 0.5, 5)
-        records = [("scheduler_receive", at, 0.0001, {"rid": rid, "prompt_tokens": 7})]
-        records += [("scheduler_admit", at + 1, 0, {"rids": [rid]})]
-        records += [("scheduler_first_tokens", at + 2, 0, {"rids": [rid]})]
+    for rid, arrived in (("a", 10.5), ("b", 11)):
+        log.call(1, rid, f"r-{rid}", 0, arrived - 0.5, 5)
+        records = [("scheduler_receive", arrived, 0.0001, {"rid": rid, "prompt_tokens": 7})]
+        records += [("scheduler_admit", arrived + 1, 0, {"rids": [rid]})]
+        records += [("scheduler_first_tokens", arrived + 2, 0, {"rids": [rid]})]
         log.write("engine/scheduler_0_tp0.jsonl", *records)
     for rid, end in ends:
         answer = {"rid": rid, "completion_tokens": 11}

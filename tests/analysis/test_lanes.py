@@ -26,14 +26,21 @@ def renamed(folder: Path, task: Any) -> None:
 
 def nested(folder: Path) -> pl.DataFrame:
     spans = open_run(folder).spans
-    at = spans["position"]
-    found = spans.select("position", "self_sec", "wall_sec", "concurrent", parent=at.gather(spans["parent"]))
-    return found.sort("position")
+    positions = spans["position"]
+    table = spans.select(
+        "position", "self_sec", "wall_sec", "concurrent", parent=positions.gather(spans["parent"])
+    )
+    return table.sort("position")
 
 
 @pytest.mark.parametrize(
     "task",
-    [lambda one: one * 2**45, lambda one: -one, lambda one: 2**61 - one, lambda one: one * 7919 % 10007],
+    [
+        lambda number: number * 2**45,
+        lambda number: -number,
+        lambda number: 2**61 - number,
+        lambda number: number * 7919 % 10007,
+    ],
     ids=["huge", "negative", "backwards", "shuffled"],
 )
 def test_tasks_nest_alike_whatever_their_numbers(tmp_path: Path, task: Any) -> None:
@@ -64,11 +71,11 @@ def test_a_task_whose_spawner_is_in_another_file_of_the_same_step_has_no_part_th
 
 
 def test_a_request_has_the_times_that_the_engine_reported(tmp_path: Path) -> None:
-    told = {"queue_time": 1.0, "first_token_latency": 1.5, "e2e_latency": 4.0, "completion_tokens": 9}
+    queued = {"queue_time": 1.0, "first_token_latency": 1.5, "e2e_latency": 4.0, "completion_tokens": 9}
     at_once = {"queue_time": 1.0, "first_token_latency": 4.0, "e2e_latency": 4.0, "retractions": 2}
     lines = []
     for event, start, seconds, extra in (
-        ("engine_generate", 0, 4.5, {"turn": 0, **told}),
+        ("engine_generate", 0, 4.5, {"turn": 0, **queued}),
         ("engine_generate", 5, 4.0, {"turn": 1, **at_once}),
         ("async_rollout_request_complete", 0, 10.0, {"turns": 2}),
     ):

@@ -42,19 +42,21 @@ def walked(made: Made) -> list[str]:
     """Return for each tick of the step the event of its innermost span on the path, by plain recursion."""
     spans, parents = made.spans, brute_parents(made)
     children: dict[int, list[int]] = defaultdict(list)
-    for one, span in enumerate(spans):
-        above = parents[one]
+    for number, span in enumerate(spans):
+        above = parents[number]
         # A span of another task may outlive its parent: the nearest span above that ends later waits.
         while above is not None and spans[above].end < span.end:
             above = parents[above]
         if above is not None:
-            children[above].append(one)
+            children[above].append(number)
     ticks = [""] * spans[-1].end
 
-    def walk(one: int) -> None:
-        ticks[spans[one].start : spans[one].end] = [spans[one].event] * (spans[one].end - spans[one].start)
-        reached = spans[one].end
-        while inside := [child for child in children[one] if spans[child].end <= reached]:
+    def walk(number: int) -> None:
+        ticks[spans[number].start : spans[number].end] = [spans[number].event] * (
+            spans[number].end - spans[number].start
+        )
+        reached = spans[number].end
+        while inside := [child for child in children[number] if spans[child].end <= reached]:
             last = max(inside, key=lambda child: (spans[child].end, -spans[child].start))
             walk(last)
             reached = spans[last].start
@@ -89,10 +91,10 @@ def decider(step: Step, play: Play, tick: int) -> int:
     exits: dict[int, int] = {}
     waits: dict[int, dict[int, int]] = defaultdict(dict)
     for rank, (begin, ticks) in play.items():
-        for at, one in enumerate(ticks):
-            if one.barrier is not None:
-                exits[one.barrier] = begin + at + 1
-                waits[one.barrier][rank] = waits[one.barrier].get(rank, 0) + 1
+        for offset, state in enumerate(ticks):
+            if state.barrier is not None:
+                exits[state.barrier] = begin + offset + 1
+                waits[state.barrier][rank] = waits[state.barrier].get(rank, 0) + 1
     for number, leave in sorted(exits.items()):
         if tick < leave:
             return min(waits[number], key=lambda rank: (waits[number][rank], rank))
@@ -149,7 +151,7 @@ tellings = st.none() | st.tuples(*[st.none() | st.integers(0, 6)] * 3)
 
 
 def told_plays(
-    steps: list[Step], begun: list[int], told: Iterator[Told | None]
+    steps: list[Step], begun: list[int], logged_calls: Iterator[Told | None]
 ) -> tuple[list[Play], pl.DataFrame]:
     """Return what the workers do in each tick, with what the engine logs of some calls; and its table."""
     plays, calls = [], []
@@ -157,16 +159,18 @@ def told_plays(
         play = played(step)
         first = min(begin for begin, _ in play.values())
         for rank, (begin, ticks) in play.items():
-            for at, end in calls_in(ticks):
-                if (one := next(told)) is None:
+            for start, end in calls_in(ticks):
+                if (logged := next(logged_calls)) is None:
                     continue
                 place = {"step": number, "validate": step.validate, "worker": rank, "request_id": "r"}
-                called = begun[number] + begin - first + at
-                times = {"called_us": EPOCH_US + called * TICK_US, "call_sec": (end - at) * TICK_US / 1e6}
-                spent = [None if sec is None else sec * TICK_US / 1e6 for sec in one]
+                called = begun[number] + begin - first + start
+                times = {"called_us": EPOCH_US + called * TICK_US, "call_sec": (end - start) * TICK_US / 1e6}
+                spent = [None if sec is None else sec * TICK_US / 1e6 for sec in logged]
                 calls.append({**place, **times, **dict(zip(IN_ENGINE_SEC, spent, strict=True))})
-                events = [event for event, sec in zip(IN_ENGINE, one, strict=True) for _ in range(sec or 0)]
-                for tick, event in zip(range(at, end), events, strict=False):
+                events = [
+                    event for event, sec in zip(IN_ENGINE, logged, strict=True) for _ in range(sec or 0)
+                ]
+                for tick, event in zip(range(start, end), events, strict=False):
                     ticks[tick] = ticks[tick]._replace(event=event)
         plays.append(play)
     kinds = dict.fromkeys(("step", "worker", "called_us"), pl.Int64) | {"validate": pl.Boolean}
@@ -176,21 +180,23 @@ def told_plays(
 
 def calls_in(ticks: list[Tick]) -> list[tuple[int, int]]:
     """Return from which tick to which each engine call of a worker lasts."""
-    found: list[tuple[int, int]] = []
-    for at, tick in enumerate(ticks):
+    calls: list[tuple[int, int]] = []
+    for number, tick in enumerate(ticks):
         if tick.part == "engine":
-            goes_on = bool(found) and found[-1][1] == at
-            found[-1:] = [(found[-1][0], at + 1)] if goes_on else [*found[-1:], (at, at + 1)]
-    return found
+            goes_on = bool(calls) and calls[-1][1] == number
+            calls[-1:] = [(calls[-1][0], number + 1)] if goes_on else [*calls[-1:], (number, number + 1)]
+    return calls
 
 
 @settings(max_examples=25, deadline=None)
 @given(made_steps(), st.lists(tellings, min_size=1))
-def test_what_the_engine_logs_of_a_call_splits_its_ticks(steps: list[Step], told: list[Told | None]) -> None:
+def test_what_the_engine_logs_of_a_call_splits_its_ticks(
+    steps: list[Step], logged_calls: list[Told | None]
+) -> None:
     with TemporaryDirectory() as folder:
         begun = written(Path(folder), steps, {})
         digest = open_run(folder).digest
-    plays, calls = told_plays(steps, begun, cycle(told))
+    plays, calls = told_plays(steps, begun, cycle(logged_calls))
     of_steps, of_workers = brute_ledgers(steps, plays)
     paths = Paths(digest, calls)
     assert rows_of(worker_ledger(paths)) == of_workers
@@ -206,7 +212,7 @@ def test_the_engine_s_part_of_the_ledger_is_what_its_processes_logged(tmp_path: 
     calls = joined_calls(run).to_dicts()
     for piece in Paths.of(run.digest).deciding_pieces.filter(part="engine").iter_rows(named=True):
         mine = [
-            one for one in calls if all(one[key] == piece[key] for key in (*STEP_OF_WORKER, "request_id"))
+            call for call in calls if all(call[key] == piece[key] for key in (*STEP_OF_WORKER, "request_id"))
         ]
         for call in mine:
             begun = call["called_us"] - ahead[call["worker"]]
@@ -220,7 +226,7 @@ def test_the_engine_s_part_of_the_ledger_is_what_its_processes_logged(tmp_path: 
     assert min(expected.values()) > 1
     plain = step_ledger(run.digest)
     assert ledger["sec"].sum() == pytest.approx(plain["sec"].sum(), abs=1e-6)
-    whole, before = (one.filter(part="engine")["sec"].sum() for one in (ledger, plain))
+    whole, before = (table.filter(part="engine")["sec"].sum() for table in (ledger, plain))
     assert whole == pytest.approx(before, abs=1e-6)
     assert sum(expected.values()) > 0.9 * whole
 
@@ -252,14 +258,14 @@ def busy_ticks(digest: Digest) -> Rows:
 
 def brute_busy(steps: list[Step]) -> Rows:
     """Return how many ticks each worker did not wait, up to each barrier and after the last one."""
-    found: Rows = defaultdict(int)
+    busy: Rows = defaultdict(int)
     for number, step in enumerate(steps):
         for rank, (_, ticks) in played(step).items():
-            for at, tick in enumerate(ticks):
+            for offset, tick in enumerate(ticks):
                 if tick.barrier is None:
-                    passed = {one.barrier for one in ticks[:at] if one.barrier is not None}
-                    found[(number, step.validate, rank, len(passed))] += 1
-    return found
+                    passed = {earlier.barrier for earlier in ticks[:offset] if earlier.barrier is not None}
+                    busy[(number, step.validate, rank, len(passed))] += 1
+    return busy
 
 
 def sums(run: Run) -> Iterator[tuple[float, float]]:
@@ -275,9 +281,9 @@ def sums(run: Run) -> Iterator[tuple[float, float]]:
 def test_the_ledgers_of_every_shape_add_up_to_the_wall_time(name: str, tmp_path: Path) -> None:
     clean = CLEAN_SHAPES[name](3)
     run = open_run(write_run(tmp_path, replace(clean.shape, steps=3, requests=6), clean.causes))
-    found = list(sums(run))
-    assert len(found) >= 3 * (1 + len(run.workers))
-    for spent, wall in found:
+    totals = list(sums(run))
+    assert len(totals) >= 3 * (1 + len(run.workers))
+    for spent, wall in totals:
         assert spent == pytest.approx(wall, abs=1e-6)
     unknown = step_ledger(run.digest).filter(part="unaccounted")["sec"].sum()
     assert unknown < 0.01 * step_windows(run.digest)["wall_sec"].sum()

@@ -32,7 +32,7 @@ def test_without_barriers_clocks_that_differ_are_no_late_start(tmp_path: Path) -
 
 def test_without_barriers_one_step_begun_late_is_a_late_start(tmp_path: Path) -> None:
     worker, late = Worker(0, [[("engine_generate", 9)]]), Worker(6, [[("engine_generate", 9)]])
-    steps = [Step({0: worker, 1: one, 2: worker}, 5, 0, False) for one in (worker, late, worker)]
+    steps = [Step({0: worker, 1: middle, 2: worker}, 5, 0, False) for middle in (worker, late, worker)]
     written(tmp_path, steps, {1: 4000})
     spent = rows_of(worker_ledger(open_run(tmp_path).digest))
     assert {key: ticks for key, ticks in spent.items() if key[3] == "late start"} == {

@@ -49,8 +49,8 @@ def test_a_run_that_goes_on_is_shown_with_the_steps_before_it(tmp_path: Path) ->
 def test_records_without_a_step_do_not_replace_the_steps_of_older_runs(tmp_path: Path) -> None:
     folder = launched_again(tmp_path / "exp", first_step=3)
     (folder / "step_0").mkdir()
-    line = (folder / "step_4/worker_0.jsonl").read_bytes().splitlines()
-    header = next(one for one in line if b"log_opened" in one and b"synthetic-2" in one)
+    lines = (folder / "step_4/worker_0.jsonl").read_bytes().splitlines()
+    header = next(line for line in lines if b"log_opened" in line and b"synthetic-2" in line)
     unbound = header.replace(b'"extra":{', b'"extra":{"step_bound":false,')
     (folder / "step_0/worker_0.jsonl").write_bytes(unbound + b"\n")
     assert open_run(folder).steps == [1, 2, 3, 4]

@@ -23,7 +23,7 @@ Told = dict[str, Any]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+def answer_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
     """Return what `summary --by day --json` prints of a folder, with pieces of some files each."""
 
     def ask(folder: Path, files: int, *options: str) -> Told:
@@ -68,10 +68,10 @@ def assert_equal_but_for_the_verdict(whole: Told, cut: Told) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--validate",), ("--step", "9-30")])
-def test_a_usual_run(usual: Path, told: Callable[..., Told], options: tuple[str, ...]) -> None:
-    whole = told(usual, 1000, *options)
+def test_a_usual_run(usual: Path, answer_of: Callable[..., Told], options: tuple[str, ...]) -> None:
+    whole = answer_of(usual, 1000, *options)
     assert whole["periods"][0]["steps"] == {(): 40, ("--validate",): 4, ("--step", "9-30"): 22}[options]
-    assert_equal_but_for_the_verdict(whole, told(usual, 60, *options))
+    assert_equal_but_for_the_verdict(whole, answer_of(usual, 60, *options))
 
 
 def test_a_step_that_is_not_there_is_refused(
@@ -111,16 +111,16 @@ def test_what_a_run_in_pieces_does_not_tell_is_said(
     assert "verdict of the whole run" in printed
 
 
-def test_folders_that_are_links_are_read(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_folders_that_are_links_are_read(usual: Path, tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     folder = tmp_path / "exp"
     folder.mkdir()
     for part in usual.iterdir():
         (folder / part.name).symlink_to(part)
-    assert_equal_but_for_the_verdict(told(folder, 1000), told(folder, 60))
+    assert_equal_but_for_the_verdict(answer_of(folder, 1000), answer_of(folder, 60))
 
 
 def test_a_launch_that_replaced_steps_which_it_did_not_reach(
-    tmp_path: Path, told: Callable[..., Told]
+    tmp_path: Path, answer_of: Callable[..., Told]
 ) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=40, workers=2, requests=3, seed=1)
     day = 86_400.0
@@ -133,17 +133,17 @@ def test_a_launch_that_replaced_steps_which_it_did_not_reach(
     for step in (25, 38):  # in pieces with and without steps that stay
         with (folder / f"step_{step}/worker_0.jsonl").open("a") as file:
             file.write('foreign\n{"event":"torn')
-    whole = told(folder, 1000)
+    whole = answer_of(folder, 1000)
     assert sum(row["steps"] for row in whole["periods"]) == 14 + 6  # 21 to 40 were replaced
     assert [whole["health"][name] for name in ("foreign", "torn")] == [2, 2]
     assert [row["restarts"] for row in whole["periods"]] == [0, 1]
     assert sum(whole["health"]["older"].values()) > 1000
-    assert_equal_but_for_the_verdict(whole, told(folder, 24))
+    assert_equal_but_for_the_verdict(whole, answer_of(folder, 24))
 
 
 @pytest.mark.parametrize("first", [17, 19])  # the first of a piece, and one in its middle
 def test_a_launch_whose_workers_logged_before_its_trainer(
-    tmp_path: Path, told: Callable[..., Told], first: int
+    tmp_path: Path, answer_of: Callable[..., Told], first: int
 ) -> None:
     played: dict[str, Any] = {"workers": 2, "requests": 3, "trainer": Trainer(recorded=True)}
     folder = synthetic_run(tmp_path / "exp", steps=40, seed=1, **played)
@@ -154,12 +154,12 @@ def test_a_launch_whose_workers_logged_before_its_trainer(
         target = folder / path.relative_to(later)
         lines = path.read_bytes().replace(b"2026-01-05", b"2026-01-06")  # the trainer's clock is not ahead
         target.write_bytes(target.read_bytes() + lines)
-    whole = told(folder, 1000)
+    whole = answer_of(folder, 1000)
     assert sum(row["steps"] for row in whole["periods"]) == first + 5
-    assert_equal_but_for_the_verdict(whole, told(folder, 20))
+    assert_equal_but_for_the_verdict(whole, answer_of(folder, 20))
 
 
-def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_what_is_lost_and_missing_is_told(tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=36, workers=3, requests=3, seed=1)
     for step in range(1, 37):  # one of them is the first of a piece, one the last
         path = folder / f"step_{step}/worker_1.jsonl"
@@ -175,47 +175,49 @@ def test_what_is_lost_and_missing_is_told(tmp_path: Path, told: Callable[..., To
     (folder / "step_11/notes.txt").write_text("mine")
     (folder / "checkpoints").mkdir()
     (folder / "step_12/worker_9.jsonl").touch()
-    whole = told(folder, 1000)
+    whole = answer_of(folder, 1000)
     health = whole["health"]
     assert [len(health[name]) for name in ("missing", "unclosed", "empty", "ignored")] == [21, 4, 1, 2]
     assert health["torn"] == 4
     assert whole["periods"][0]["dropped"] == 12
-    assert_equal_but_for_the_verdict(whole, told(folder, 40))
+    assert_equal_but_for_the_verdict(whole, answer_of(folder, 40))
 
 
-def test_a_name_that_is_no_text_is_told(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_a_name_that_is_no_text_is_told(usual: Path, tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".store"))
     (folder / os.fsdecode(b"step_13/notes\xff.txt")).touch()
     (folder / os.fsdecode(b"step_14/worker_\xff.jsonl")).touch()
-    assert sorted(told(folder, 80)["health"]["ignored"]) == [
+    assert sorted(answer_of(folder, 80)["health"]["ignored"]) == [
         r"step_13/notes\udcff.txt",
         r"step_14/worker_\udcff.jsonl",
     ]
 
 
-def test_steps_that_prune_deleted(tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_steps_that_prune_deleted(tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=40, workers=2, requests=3, seed=1)
     age(folder)
     for keep in (20, 8):
         arguments = ["prune", str(folder), "--keep-steps", str(keep), "--keep-slowest", "1", "--yes"]
         assert main(arguments) == 0
-    whole = told(folder, 1000)
+    whole = answer_of(folder, 1000)
     assert whole["periods"][0]["steps"] == 40
     assert sum(whole["health"]["pruned"].values()) > 40
-    cut = told(folder, 40)  # the files that are there are fewer
+    cut = answer_of(folder, 40)  # the files that are there are fewer
     assert cut["verdict"].endswith("judged in 5 parts, each by itself)")
     assert_equal_but_for_the_verdict(whole, cut)
     broken = min((folder / ".pruned").glob("*/files.json")).parent
     for name in ("steps.parquet", "files.json"):
         (broken / name).write_text("{")
         shutil.rmtree(folder / ".store", ignore_errors=True)  # it still knows the tables
-        whole = told(folder, 1000)
+        whole = answer_of(folder, 1000)
         assert list(whole["health"]["unreadable"]) == [f".pruned/{broken.name}"]
-        assert told(folder, 16)["health"] == whole["health"]  # a step lasts longer where the next is lost
+        assert (
+            answer_of(folder, 16)["health"] == whole["health"]
+        )  # a step lasts longer where the next is lost
 
 
 def test_the_next_call_reads_only_what_changed(
-    usual: Path, tmp_path: Path, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+    usual: Path, tmp_path: Path, answer_of: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".store"))
     read: list[range | None] = []
@@ -226,32 +228,32 @@ def test_the_next_call_reads_only_what_changed(
         return reduce(where, piece, newest)
 
     monkeypatch.setattr(summary, "reduce_piece", counted)
-    first = told(folder, 60)
+    first = answer_of(folder, 60)
     steps = [piece for piece in read if piece is not None]
     assert len(steps) >= 4
     read.clear()
-    assert told(folder, 60) == first
+    assert answer_of(folder, 60) == first
     assert read == [steps[-1]]  # the last: how the run ended depends on when it is asked
     with (folder / "step_2/worker_0.jsonl").open("a") as file:
         file.write("torn\n")
     (folder / "step_3/notes.txt").touch()
     read.clear()
-    again = told(folder, 60)
+    again = answer_of(folder, 60)
     assert read == [steps[0], steps[-1]]
     assert again["health"]["ignored"] == ["step_3/notes.txt"]
     (folder / "step_3/notes.txt").unlink()
-    assert told(folder, 60)["health"]["ignored"] == []
+    assert answer_of(folder, 60)["health"]["ignored"] == []
     assert again["health"]["foreign"] == 1
     assert again["periods"] == first["periods"]
-    kept = list((folder / ".store/pieces").iterdir())
-    assert len(kept) == len(steps) - 1  # those of before are deleted
+    stored = list((folder / ".store/pieces").iterdir())
+    assert len(stored) == len(steps) - 1  # those of before are deleted
 
 
 def test_what_could_not_be_read_beside_a_piece_is_read_again(
-    tmp_path: Path, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, answer_of: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=24, workers=3, requests=3, seed=1, reference_format=True)
-    whole = told(folder, 1000)
+    whole = answer_of(folder, 1000)
     opened = os.open
 
     def fail(path: Any, *arguments: Any, **more: Any) -> int:
@@ -261,17 +263,17 @@ def test_what_could_not_be_read_beside_a_piece_is_read_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", fail)
-        assert len(told(folder, 24)["health"]["unreadable"]) == 3
-    assert_equal_but_for_the_verdict(whole, told(folder, 24))
+        assert len(answer_of(folder, 24)["health"]["unreadable"]) == 3
+    assert_equal_but_for_the_verdict(whole, answer_of(folder, 24))
 
 
-def test_a_fault_is_found_in_its_piece(tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_a_fault_is_found_in_its_piece(tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     slow = SlowEngine(step=22, worker=2, factor=3.0)
     clocks = dict.fromkeys(range(4), 0.0)
     folder = synthetic_run(
         tmp_path / "exp", steps=40, workers=4, requests=6, seed=3, causes=[slow], engine_clocks=clocks
     )
-    whole, cut = told(folder, 1000), told(folder, 60)
+    whole, cut = answer_of(folder, 1000), answer_of(folder, 60)
     for answer in (whole, cut):
         first = answer["findings"][0]
         assert (first["cause"], first["step"], first["worker"]) == ("engine", 22, 2)
@@ -279,37 +281,37 @@ def test_a_fault_is_found_in_its_piece(tmp_path: Path, told: Callable[..., Told]
     assert_equal_but_for_the_verdict(whole, cut)
 
 
-def test_a_worker_that_died_in_the_last_step(tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_a_worker_that_died_in_the_last_step(tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     folder = synthetic_run(
         tmp_path / "exp", steps=30, workers=3, requests=4, seed=3, causes=[Death(step=30, worker=1)]
     )
     age(folder)
-    whole, cut = told(folder, 1000), told(folder, 30)
-    assert [one["cause"] for one in cut["findings"]].count("death") == 1
+    whole, cut = answer_of(folder, 1000), answer_of(folder, 30)
+    assert [finding["cause"] for finding in cut["findings"]].count("death") == 1
     assert cut["findings"][0]["sentence"] == whole["findings"][0]["sentence"]
     assert_equal_but_for_the_verdict(whole, cut)
 
 
-def test_the_logs_of_engines_alone(tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_the_logs_of_engines_alone(tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     clocks = dict.fromkeys(range(3), 0.0)
     folder = synthetic_run(tmp_path / "exp", steps=2, workers=3, requests=3, seed=1, engine_clocks=clocks)
     for path in folder.glob("step_*"):
         shutil.rmtree(path)
-    whole = told(folder, 1000)
+    whole = answer_of(folder, 1000)
     assert "only the engine's processes logged" in whole["verdict"]
-    cut = told(folder, 2)
+    cut = answer_of(folder, 2)
     assert cut.pop("health")["records"] == whole.pop("health")["records"] > 0
     assert cut == whole
 
 
-def test_what_makes_a_run_large(usual: Path, tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_what_makes_a_run_large(usual: Path, tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     folder = shutil.copytree(usual, tmp_path / "of $HOME", ignore=shutil.ignore_patterns(".store"))
-    assert "judged in" in told(folder, 60)["verdict"]  # a folder's name holds no variables here
+    assert "judged in" in answer_of(folder, 60)["verdict"]  # a folder's name holds no variables here
     for number in range(60):  # only logs are read
         (folder / f"step_2/checkpoint_{number}").touch()
-    assert "judged in" not in told(folder, 132)["verdict"]
-    shared, own = {"step_1/": (2, 100, 0)}, {"step_1/": (1, 70, 10), "step_2/": (1, 50, 0)}
-    sizes = pieces.joined_sizes([shared, shared, own])  # of three nodes, two of which share a disk
+    assert "judged in" not in answer_of(folder, 132)["verdict"]
+    shared, separate = {"step_1/": (2, 100, 0)}, {"step_1/": (1, 70, 10), "step_2/": (1, 50, 0)}
+    sizes = pieces.joined_sizes([shared, shared, separate])  # of three nodes, two of which share a disk
     assert sizes == {"step_1/": pieces.Size(3, 260), "step_2/": pieces.Size(1, 50)}
 
 
@@ -330,18 +332,20 @@ def test_this_machine_reduces_one_piece_at_a_time_and_none_when_interrupted(
 
     monkeypatch.setattr(summary, "reduce_piece", counted)
 
-    def kept(number: int) -> Reduced:
+    def reduced(number: int) -> Reduced:
         return summary._kept_of(run, run.pieces[number], None, PieceCache([]), number, stopped)
 
     with ThreadPoolExecutor(3) as threads:  # as for pieces of a cluster's nodes
-        assert [len(one.headers) > 0 for one in threads.map(kept, range(3))] == [True] * 3
+        assert [len(piece.headers) > 0 for piece in threads.map(reduced, range(3))] == [True] * 3
     assert most == [1, 1, 1]
     stopped.set()
     with pytest.raises(InterruptedError):
-        kept(0)
+        reduced(0)
 
 
-def test_a_death_before_steps_that_the_launch_had_replaced(tmp_path: Path, told: Callable[..., Told]) -> None:
+def test_a_death_before_steps_that_the_launch_had_replaced(
+    tmp_path: Path, answer_of: Callable[..., Told]
+) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=32, workers=3, requests=3, seed=1)
     played: dict[str, Any] = {"workers": 3, "requests": 3, "clock_skew": dict.fromkeys(range(3), 86_400.0)}
     death = Death(step=12, worker=1)
@@ -350,9 +354,9 @@ def test_a_death_before_steps_that_the_launch_had_replaced(tmp_path: Path, told:
         target = folder / path.relative_to(later)
         target.write_bytes(target.read_bytes() + path.read_bytes())
     age(folder)
-    whole = told(folder, 1000)
+    whole = answer_of(folder, 1000)
     for _ in range(2):
-        cut = told(folder, 24)
-        assert [one["cause"] for one in cut["findings"]].count("death") == 1
+        cut = answer_of(folder, 24)
+        assert [finding["cause"] for finding in cut["findings"]].count("death") == 1
         assert cut["findings"][0]["sentence"] == whole["findings"][0]["sentence"]
     assert_equal_but_for_the_verdict(whole, cut)

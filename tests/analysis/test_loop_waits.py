@@ -17,8 +17,8 @@ CAUSES = ("trainer-waits", "rollout-waits", "exposed-reward")
 
 
 def waits_in(folder: Path) -> list[Finding]:
-    found = findings_of(open_run(folder, cached=False), over=True)
-    return [one for one in found if one.cause in CAUSES]
+    findings = findings_of(open_run(folder, cached=False), over=True)
+    return [finding for finding in findings if finding.cause in CAUSES]
 
 
 def run_of(folder: Path, seed: int, **trainer: object) -> Path:
@@ -30,14 +30,14 @@ def run_of(folder: Path, seed: int, **trainer: object) -> Path:
     ("sec", "cause"), [(8.0, "trainer-waits"), (90.0, "rollout-waits"), (30.0, None)], ids=str
 )
 def test_the_side_that_waits_is_named_with_its_time(sec: float, cause: str | None, tmp_path: Path) -> None:
-    found = waits_in(run_of(tmp_path, 4, sec=sec, overlaps=True))
-    assert [one.cause for one in found] == ([] if cause is None else [cause])
-    for one in found:
-        assert one.scope == "run"
-        assert one.step is None
-        assert one.lost_sec > 5.0
-        assert one.evidence["share"] >= 0.2
-        assert "loop LOGS" in one.advice
+    findings = waits_in(run_of(tmp_path, 4, sec=sec, overlaps=True))
+    assert [finding.cause for finding in findings] == ([] if cause is None else [cause])
+    for finding in findings:
+        assert finding.scope == "run"
+        assert finding.step is None
+        assert finding.lost_sec > 5.0
+        assert finding.evidence["share"] >= 0.2
+        assert "loop LOGS" in finding.advice
 
 
 @pytest.mark.parametrize("sec", [8.0, 90.0])
@@ -53,13 +53,13 @@ def rewarded(ticks: int) -> tuple[Sequence[TrainerStep], list[Request]]:
     events = [("trainer_generate", 40), ("trainer_reward", ticks), ("trainer_update_actor", 40)]
     length = 80 + ticks
     requests = [Request(step + 1, length * step, length * step + 40) for step in range(4)]
-    return [TrainerStep([one for one in events if one[1]], 0)] * 4, requests
+    return [TrainerStep([event for event in events if event[1]], 0)] * 4, requests
 
 
 @pytest.mark.parametrize(("ticks", "causes"), [(40, ["exposed-reward"]), (10, [])])
 def test_rewards_that_all_wait_for_are_found(ticks: int, causes: list[str], tmp_path: Path) -> None:
     steps, requests = rewarded(ticks)
-    found = waits_in(write_loop(tmp_path, MadeLoop(list(steps), requests)))
-    assert [one.cause for one in found] == causes
-    for one in found:
-        assert one.evidence["share"] == pytest.approx(1 / 3)
+    findings = waits_in(write_loop(tmp_path, MadeLoop(list(steps), requests)))
+    assert [finding.cause for finding in findings] == causes
+    for finding in findings:
+        assert finding.evidence["share"] == pytest.approx(1 / 3)

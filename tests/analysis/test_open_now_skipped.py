@@ -49,9 +49,9 @@ def _with_open_now(lines):
         yield line + "\n"
         if number % 5 == 0:
             record = json.loads(line)
-            kept = {key: record[key] for key in ("workid", "step", "validate") if key in record}
+            bound = {key: record[key] for key in ("workid", "step", "validate") if key in record}
             stamp = record["timestamp"]
-            yield json.dumps({"timestamp": stamp, "event": "open_now", "extra": OPEN, **kept}) + "\n"
+            yield json.dumps({"timestamp": stamp, "event": "open_now", "extra": OPEN, **bound}) + "\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -68,5 +68,5 @@ def test_a_command_prints_the_same(runs, command, capsys):
 def test_nothing_is_kept_of_them_where_the_step_was_closed(runs):
     without, having = map(open_run, runs)
     assert having.health == without.health
-    kept = [[control.event for control in file.controls] for file in having.files]
-    assert kept == [[control.event for control in file.controls] for file in without.files]
+    controls = [[control.event for control in file.controls] for file in having.files]
+    assert controls == [[control.event for control in file.controls] for file in without.files]

@@ -59,11 +59,11 @@ def test_an_instant_event_of_the_users_own_is_a_row_of_spans(recorded):
 
 def test_extra_is_the_text_of_the_log(recorded):
     lines = (recorded / "step_12/worker_0.jsonl").read_text().splitlines()
-    told = open_run(recorded).sql("select extra, other_keys from spans")
-    assert len(told) == len(recorded_events(map(json.loads, lines))) == 10
-    for text in told["extra"]:
+    spans = open_run(recorded).sql("select extra, other_keys from spans")
+    assert len(spans) == len(recorded_events(map(json.loads, lines))) == 10
+    for text in spans["extra"]:
         assert any(f'"extra":{text},"workid"' in line for line in lines)
-    assert told["other_keys"].to_list() == [None] * 10
+    assert spans["other_keys"].to_list() == [None] * 10
 
 
 def test_the_view_fields_names_every_field_once_a_type(recorded):

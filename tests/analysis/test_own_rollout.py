@@ -46,10 +46,10 @@ def test_each_kind_is_an_event_of_the_phase_with_its_name(kind: str) -> None:
 def test_the_summary_of_the_script_has_requests_tokens_and_the_time_of_each_kind(
     logs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = answer(capsys, "summary", logs)
-    assert [(row["step"], row["requests"]) for row in told["steps"]] == [(1, 8), (2, 8)]
-    assert all(row["response_tokens"] > 0 and row["p99_sec"] > 0 for row in told["steps"])
-    assert {row["part"] for row in told["ledger"]["steps"]} >= {"engine", "tool", "reward"}
+    summary = answer(capsys, "summary", logs)
+    assert [(row["step"], row["requests"]) for row in summary["steps"]] == [(1, 8), (2, 8)]
+    assert all(row["response_tokens"] > 0 and row["p99_sec"] > 0 for row in summary["steps"])
+    assert {row["part"] for row in summary["ledger"]["steps"]} >= {"engine", "tool", "reward"}
 
 
 def test_the_requests_of_the_script_have_turns_tokens_an_end_and_a_reward(
@@ -69,13 +69,13 @@ def test_the_requests_of_the_script_have_turns_tokens_an_end_and_a_reward(
 
 
 def test_the_turns_and_lengths_of_the_script_are_full(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, "turns", logs, "--tools")
-    in_step = [row for row in told["turns"] if row["step"] == 1]
+    turns = answer(capsys, "turns", logs, "--tools")
+    in_step = [row for row in turns["turns"] if row["step"] == 1]
     assert [(row["turn"], row["requests"]) for row in in_step] == [(0, 8), (1, 5), (2, 2)]
     assert [row["tool_sec"] > 0 for row in in_step] == [True, True, False]
     assert all(row["engine_sec"] > 0 and row["response_tokens"] > 0 for row in in_step)
-    assert [(row["turns"], row["requests"]) for row in told["counts"]] == [(1, 6), (2, 6), (3, 4)]
-    assert {(row["tool"], row["count"]) for row in told["tools"]} == {("search", 14), ("calculator", 14)}
+    assert [(row["turns"], row["requests"]) for row in turns["counts"]] == [(1, 6), (2, 6), (3, 4)]
+    assert {(row["tool"], row["count"]) for row in turns["tools"]} == {("search", 14), ("calculator", 14)}
     lengths = answer(capsys, "lengths", logs)
     assert [(row["requests"], row["reward"]) for row in lengths["lengths"]] == [(8, 0.625)] * 2
     assert sum(row["requests"] for row in lengths["rewards"]) == 16
@@ -92,14 +92,14 @@ def test_turns_without_numbers_are_counted_by_their_engine_calls(logs: Path, tmp
 
 def record(event: str, start: int, end: int, **extra: Any) -> str:
     times = {"duration_sec": float(end - start), "start_us": EPOCH_US + start * 1_000_000}
-    told = {"timestamp": "2026-01-05T08:00:00.000000+00:00", "event": event, **times}
-    return json.dumps({**told, "extra": {"request_id": "r", **extra}, "workid": 0, "step": 1, "task": 1})
+    head = {"timestamp": "2026-01-05T08:00:00.000000+00:00", "event": event, **times}
+    return json.dumps({**head, "extra": {"request_id": "r", **extra}, "workid": 0, "step": 1, "task": 1})
 
 
 def digest_of(folder: Path, *records: str) -> Any:
     path = folder / "step_1/worker_0.jsonl"
     path.parent.mkdir()
-    path.write_text("".join(f"{one}\n" for one in records))
+    path.write_text("".join(f"{line}\n" for line in records))
     return open_run(folder).digest
 
 

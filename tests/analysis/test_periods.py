@@ -72,14 +72,14 @@ def test_failures_and_losses_are_counted_in_their_week(tmp_path: Path) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=3, workers=2, requests=4, seed=1)
     path = folder / "step_2/worker_1.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    at = next(n for n, one in enumerate(lines) if b'"async_rollout_request_complete"' in one)
-    lines[at] = lines[at].replace(b'"duration_sec"', b'"error":"TimeoutError","duration_sec"')
-    closed = next(n for n, one in enumerate(lines) if b'"step_closed"' in one)
+    failed = next(n for n, line in enumerate(lines) if b'"async_rollout_request_complete"' in line)
+    lines[failed] = lines[failed].replace(b'"duration_sec"', b'"error":"TimeoutError","duration_sec"')
+    closed = next(n for n, line in enumerate(lines) if b'"step_closed"' in line)
     lines[closed] = lines[closed].replace(b'"dropped":0', b'"dropped":7')
     path.write_bytes(b"".join(lines))
     killed = folder / "step_3/worker_0.jsonl"
     whole = killed.read_bytes().splitlines(keepends=True)
-    killed.write_bytes(b"".join(one for one in whole if b'_closed"' not in one))
+    killed.write_bytes(b"".join(line for line in whole if b'_closed"' not in line))
     [row] = open_run(folder).summary(by="week").to_dicts()
     assert (row["failed"], row["dropped"], row["unended"]) == (1, 7, 1)
 
@@ -102,11 +102,11 @@ def test_the_command_prints_weeks_and_their_time_zone(
     assert "2026-W02" in shown
     assert "UTC" in shown
     assert main(["summary", str(folder), "--by", "week", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["by"], told["timezone"]) == ("week", "UTC")
-    assert [row["steps"] for row in told["periods"]] == run.summary(by="week")["steps"].to_list()
-    assert sum(told["periods"][0]["parts"].values()) == pytest.approx(1.0)
-    assert "steps" not in told
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["by"], answer["timezone"]) == ("week", "UTC")
+    assert [row["steps"] for row in answer["periods"]] == run.summary(by="week")["steps"].to_list()
+    assert sum(answer["periods"][0]["parts"].values()) == pytest.approx(1.0)
+    assert "steps" not in answer
 
 
 def test_validations_have_their_own_rows(tmp_path: Path) -> None:

@@ -136,9 +136,9 @@ def test_the_newest_and_slowest_steps_and_those_with_findings_keep_their_records
     plan = plan_prune(folder, 3, 1)
     assert plan.keep[2, False] == "named by a finding" or plan.keep[2, False] == "slowest"
     asked("prune", folder, *KEPT, "--yes")
-    kept = {int(path.name[5:]) for path in folder.glob("step_*")}
-    assert {2, 10, 11, 12} <= kept
-    assert len(kept) == len(plan.keep) < 12
+    kept_steps = {int(path.name[5:]) for path in folder.glob("step_*")}
+    assert {2, 10, 11, 12} <= kept_steps
+    assert len(kept_steps) == len(plan.keep) < 12
 
 
 def test_a_finding_keeps_the_records_of_its_step(tmp_path: Path) -> None:
@@ -230,9 +230,9 @@ def today() -> str:
 def test_without_yes_nothing_is_deleted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = logs(run)
     assert main(["prune", str(run), *KEPT]) == 0
-    told = capsys.readouterr().out
-    assert "to delete: the logs of 9 steps and" in told
-    assert "nothing was deleted; --yes deletes without asking" in told
+    output = capsys.readouterr().out
+    assert "to delete: the logs of 9 steps and" in output
+    assert "nothing was deleted; --yes deletes without asking" in output
     assert logs(run) == before
     assert not (run / ".pruned").exists()
 
@@ -393,10 +393,10 @@ def test_files_in_a_read_only_folder_stay_and_are_named(run: Path, asked: Printe
     try:
         if _can_write(run / "step_1"):
             pytest.skip("this user may write everywhere")
-        told = asked("prune", run, *KEPT, "--yes", code=1)
+        answer = asked("prune", run, *KEPT, "--yes", code=1)
     finally:
         (run / "step_1").chmod(0o755)
-    assert told["left"]["step_1/worker_0.jsonl"] == "Permission denied"
+    assert answer["left"]["step_1/worker_0.jsonl"] == "Permission denied"
     assert not (run / "step_2").exists()
 
 

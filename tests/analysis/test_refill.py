@@ -46,7 +46,9 @@ def test_a_step_that_refilled_by_groups_would_gain(tmp_path: Path) -> None:
 
 
 def test_a_step_whose_samples_begin_at_once_gains_nothing(tmp_path: Path) -> None:
-    requests = [one for name in "abcd" for one in sample(name, 0, 1 + ord(name) % 5, group=int(name in "ab"))]
+    requests = [
+        line for name in "abcd" for line in sample(name, 0, 1 + ord(name) % 5, group=int(name in "ab"))
+    ]
     write_file(tmp_path, 1, 0, [*requests, record("total_step_duration", 0, 12, task=0)])
     [row] = refill_steps(open_run(tmp_path).digest, "sample").to_dicts()
     assert row["recorded_sec"] == row["predicted_sec"]
@@ -55,9 +57,9 @@ def test_a_step_whose_samples_begin_at_once_gains_nothing(tmp_path: Path) -> Non
 def test_it_is_asked_for_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = by_groups(tmp_path)
     assert main(["whatif", str(folder), "--refill", "sample", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["engine"] is None
-    assert told["steps"][0]["predicted_sec"] == pytest.approx(8)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["engine"] is None
+    assert answer["steps"][0]["predicted_sec"] == pytest.approx(8)
     assert main(["whatif", str(folder), "--refill", "sample"]) == 0
     assert "there is nothing to refill" in capsys.readouterr().out
     assert main(["whatif", str(folder), "--refill", "sample", "--max-tokens", "9"]) == 2

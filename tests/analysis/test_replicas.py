@@ -35,9 +35,9 @@ def test_calls_that_come_at_once_end_as_a_plain_queue_at_each_engine_has_it(
     free = [[0.0] * limit for _ in range(engines)]
     for number, tokens in enumerate(work):
         slots = free[number % engines]
-        at = slots.index(min(slots))
-        slots[at] = max(slots[at], 1e-6 * number) + 0.01 * tokens
-        ends.append(slots[at])
+        slot = slots.index(min(slots))
+        slots[slot] = max(slots[slot], 1e-6 * number) + 0.01 * tokens
+        ends.append(slots[slot])
     assert replay(made, speed, limit, engines) == pytest.approx(ends, abs=1e-4)
 
 
@@ -62,12 +62,12 @@ def predicted(folder: Path, more: int, made: RunShape, **known: int) -> Replicas
 
 @pytest.mark.parametrize("trainer", [{}, {"overlaps": True}], ids=["synchronous", "one step off"])
 def test_one_more_server_saves_what_a_run_with_twice_the_slots_takes_less(trainer, tmp_path: Path) -> None:
-    found = predicted(tmp_path / "one", 1, shape(8, **trainer), recorded=1, running=8)
-    assert (found.recorded, found.source, found.servers, found.limit) == (1, "told", 2, 8)
+    prediction = predicted(tmp_path / "one", 1, shape(8, **trainer), recorded=1, running=8)
+    assert (prediction.recorded, prediction.source, prediction.servers, prediction.limit) == (1, "told", 2, 8)
     run = Run.open(write_run(tmp_path / "two", shape(16, **trainer)), cached=False)
     real = loop_of(run).mean()["to_next_step_sec"]
-    assert found.mean["to_next_step_sec"] - found.mean["saved_sec"] == pytest.approx(real, rel=0.05)
-    assert found.mean["saved_sec"] > 0.2 * found.mean["to_next_step_sec"]
+    assert prediction.mean["to_next_step_sec"] - prediction.mean["saved_sec"] == pytest.approx(real, rel=0.05)
+    assert prediction.mean["saved_sec"] > 0.2 * prediction.mean["to_next_step_sec"]
 
 
 def test_the_limit_that_is_fitted_says_about_the_same(tmp_path: Path) -> None:
@@ -82,36 +82,36 @@ def test_the_engines_own_logs_tell_how_many_servers_there_are_and_what_they_run_
     apart = replace(made, engine=replace(made.engine, shared=False), engine_clocks={0: 0.0, 1: 3.0})
     run = Run.open(write_run(tmp_path / "logged", apart), cached=False)
     assert serving_of(run) == Serving(2, 6)
-    found = with_replicas(loop_of(run), 1, serving_of(run))
-    assert (found.recorded, found.source, found.limit) == (2, "log", 6)
+    prediction = with_replicas(loop_of(run), 1, serving_of(run))
+    assert (prediction.recorded, prediction.source, prediction.limit) == (2, "log", 6)
     bare = Run.open(write_run(tmp_path / "bare", made), cached=False)
     assert serving_of(bare) == Serving(None, None)
 
 
 def test_a_server_less_costs_and_none_left_is_an_error(tmp_path: Path) -> None:
-    found = predicted(tmp_path, -1, shape(16), recorded=2, running=8)
-    assert found.mean["saved_sec"] < 0
+    prediction = predicted(tmp_path, -1, shape(16), recorded=2, running=8)
+    assert prediction.mean["saved_sec"] < 0
     run = Run.open(tmp_path, cached=False)
     with pytest.raises(InstrumentError, match=r"--replicas -2: the run has 2 servers"):
         with_replicas(loop_of(run), -2, recorded=2)
 
 
 def test_a_rollout_that_the_trainer_never_waits_for_saves_nothing(tmp_path: Path) -> None:
-    found = predicted(tmp_path, 1, shape(8, overlaps=True, sec=200.0), recorded=1, running=8)
-    assert found.mean["rollout_saved_sec"] > 1
-    assert found.mean["saved_sec"] == pytest.approx(0, abs=1e-6)
+    prediction = predicted(tmp_path, 1, shape(8, overlaps=True, sec=200.0), recorded=1, running=8)
+    assert prediction.mean["rollout_saved_sec"] > 1
+    assert prediction.mean["saved_sec"] == pytest.approx(0, abs=1e-6)
 
 
 def test_without_the_trainer_only_the_rollout_is_predicted(tmp_path: Path) -> None:
-    found = predicted(tmp_path, 1, shape(8, recorded=False), recorded=1, running=8)
-    assert found.mean["rollout_saved_sec"] > 1
-    assert found.mean["saved_sec"] is None
+    prediction = predicted(tmp_path, 1, shape(8, recorded=False), recorded=1, running=8)
+    assert prediction.mean["rollout_saved_sec"] > 1
+    assert prediction.mean["saved_sec"] is None
 
 
 def test_engines_of_workers_are_counted_and_calls_without_tokens_are_an_error(tmp_path: Path) -> None:
     apart = shape(8)
-    found = predicted(tmp_path / "apart", 1, replace(apart, engine=replace(apart.engine, shared=False)))
-    assert (found.recorded, found.source) == (2, "workers")
+    prediction = predicted(tmp_path / "apart", 1, replace(apart, engine=replace(apart.engine, shared=False)))
+    assert (prediction.recorded, prediction.source) == (2, "workers")
     folder = write_run(tmp_path / "few", apart)
     for path in folder.rglob("worker_*.jsonl"):
         path.write_text(

@@ -36,7 +36,7 @@ def of(lines: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
 
 def test_requests_are_those_of_the_log_the_slowest_first(run: Run, lines: list[dict[str, Any]]) -> None:
     table = request_table(run.digest)
-    logged = {one["extra"]["request_id"]: one for one in of(lines, "async_rollout_request_complete")}
+    logged = {line["extra"]["request_id"]: line for line in of(lines, "async_rollout_request_complete")}
     assert len(table) == len(logged) == 72
     assert table["duration_sec"].to_list() == sorted(table["duration_sec"], reverse=True)
     for row in table.iter_rows(named=True):

@@ -87,10 +87,10 @@ def test_an_offset_is_the_middle_of_the_bounds_of_all_calls(calls, skews) -> Non
             slack = (skew - (times[3] - times[2]), skew + (times[1] - times[0]))
             left.setdefault((client, server), []).append(slack)
         rows = round_trip_table(open_run(run, cached=False)).to_dicts()
-        found = {(row["client"], row["server"]): row for row in rows}
-    assert set(found) == {(f"worker_{client}", f"server_{server}") for client, server in left}
+        by_pair = {(row["client"], row["server"]): row for row in rows}
+    assert set(by_pair) == {(f"worker_{client}", f"server_{server}") for client, server in left}
     for (client, server), slacks in left.items():
-        row = found[f"worker_{client}", f"server_{server}"]
+        row = by_pair[f"worker_{client}", f"server_{server}"]
         low, high = max(low for low, _ in slacks), min(high for _, high in slacks)
         true = (skews[3 + server] - skews[client]) / 1e6
         assert row["calls"] == len(slacks)
@@ -235,11 +235,11 @@ def test_in_perfetto_the_servers_work_lies_inside_of_the_call(skewed: Path, caps
         for track in tracks.values()
         for name, start, end, *_ in track.slices
     ]
-    calls = [one for one in slices if one[1] == "engine_generate"]
-    works = [one for one in slices if one[1] == "engine_request"]
+    calls = [span for span in slices if span[1] == "engine_generate"]
+    works = [span for span in slices if span[1] == "engine_request"]
     assert len(calls) == len(works) == 3
     for _, _, start, end in works:
-        around = [one for one in calls if one[2] - 12e6 <= start and end <= one[3] + 12e6]
+        around = [span for span in calls if span[2] - 12e6 <= start and end <= span[3] + 12e6]
         assert around
 
 
@@ -259,7 +259,7 @@ def test_traces_of_a_host_are_moved_with_its_processes(skewed: Path, capsys) -> 
     assert answer["steps"][0]["idle_share"] == pytest.approx(2 / 7.5, abs=1e-3)
     out = skewed.parent / "merged"
     assert main(["export", str(skewed), "--perfetto", str(out), "--traces", str(trace)]) == 0
-    slices = [one for track in parsed(out).values() for one in track.slices]
+    slices = [span for track in parsed(out).values() for span in track.slices]
     kernels = sorted(start - EPOCH_US * 1000 for name, start, *_ in slices if name == "gemm")
     assert kernels == pytest.approx([3e9, 10e9], abs=0.012e9)
 

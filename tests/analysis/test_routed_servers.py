@@ -37,9 +37,9 @@ def sums(rows: list[dict[str, Any]]) -> dict[str, Counter[str]]:
 
 def test_sums_by_server_are_what_the_servers_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RoutedRun(policy="random", servers=3)
-    told = answer(capsys, "servers", run.write(tmp_path / "run"))
-    assert sums(told["servers"]) == run.truth
-    assert told["unknown"] == []
+    result = answer(capsys, "servers", run.write(tmp_path / "run"))
+    assert sums(result["servers"]) == run.truth
+    assert result["unknown"] == []
 
 
 @pytest.mark.parametrize("callers", ["rid", "verl"])
@@ -52,24 +52,24 @@ def test_the_servers_own_names_come_first_where_callers_and_servers_log(
 
 def test_callers_alone_tell_what_each_address_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RoutedRun(policy="round_robin", callers="areal", engines=False)
-    told = answer(capsys, "servers", run.write(tmp_path / "run"))
+    result = answer(capsys, "servers", run.write(tmp_path / "run"))
     named = {f"10.0.0.{number}:30000": run.truth[f"server_{number}"] for number in range(2)}
-    assert sums(told["servers"]) == named
-    assert {row["kv_cache_share"] for row in told["servers"]} == {None}
-    assert any("key-value cache" in words for words in told["unknown"])
+    assert sums(result["servers"]) == named
+    assert {row["kv_cache_share"] for row in result["servers"]} == {None}
+    assert any("key-value cache" in words for words in result["unknown"])
 
 
 def test_what_no_process_logged_is_unknown_and_not_zero(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RoutedRun(policy="round_robin", callers="verl", engines=False).write(tmp_path / "run")
-    told = answer(capsys, "servers", folder)
-    for row in told["servers"]:
+    result = answer(capsys, "servers", folder)
+    for row in result["servers"]:
         assert row["server"].startswith("replica-")
         assert [row[name] for name in ("cached_tokens", "cached_share", "queue_share", "retractions")] == [
             None
         ] * 4
-    assert told["affinity"]["cached_share"] is None
+    assert result["affinity"]["cached_share"] is None
     assert {row["cached_tokens"] for row in answer(capsys, "turns", folder)["turns"]} == {None}
     assert "tokens in the cache are logged by" in printed(capsys, "servers", folder)
 
@@ -90,30 +90,30 @@ def test_a_run_without_rids_says_what_would_record_them(
     from sglang_instrument.testing import synthetic_run
 
     folder = synthetic_run(tmp_path / "run", steps=1, workers=2, requests=4)
-    told = printed(capsys, "servers", folder, "--over-time")
-    assert told.startswith(
+    text = printed(capsys, "servers", folder, "--over-time")
+    assert text.startswith(
         f"{folder}: no server is known\nthe log does not tell which engine calls ran where"
     )
-    assert len(told.splitlines()) == 2
+    assert len(text.splitlines()) == 2
     assert answer(capsys, "servers", folder, "--over-time")["servers"] == []
 
 
 def test_a_router_that_knows_the_caches_keeps_conversations_and_round_robin_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = answer(capsys, "servers", RoutedRun().write(tmp_path / "kept"))["affinity"]
+    cache_aware = answer(capsys, "servers", RoutedRun().write(tmp_path / "kept"))["affinity"]
     spread = answer(capsys, "servers", RoutedRun(policy="round_robin").write(tmp_path / "spread"))["affinity"]
-    assert kept["stayed_share"] == 1
-    assert kept["read_again_tokens"] == 0
+    assert cache_aware["stayed_share"] == 1
+    assert cache_aware["read_again_tokens"] == 0
     assert spread["stayed_share"] < 0.7
     assert spread["cached_share_moved"] < 0.5 * spread["cached_share_stayed"]
     assert spread["read_again_tokens"] > 10_000
 
 
 def test_a_skewed_router_is_out_of_balance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, "servers", RoutedRun(policy="skewed").write(tmp_path / "run"))
-    assert told["balance"]["busiest"] == "server_0"
-    assert told["balance"]["times_mean"] > 1.5
+    result = answer(capsys, "servers", RoutedRun(policy="skewed").write(tmp_path / "run"))
+    assert result["balance"]["busiest"] == "server_0"
+    assert result["balance"]["times_mean"] > 1.5
 
 
 def test_hits_by_turn_are_those_of_all_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,10 +129,10 @@ def test_slices_of_time_add_up_to_the_run(tmp_path: Path, capsys: pytest.Capture
     folder = RoutedRun().write(tmp_path / "run")
     whole = answer(capsys, "servers", folder, "--step", 2)
     for slices in ("--over-time", "--over-time=5"):
-        told = answer(capsys, "servers", folder, "--step", 2, slices)
-        assert len(told["over_time"]) == 2 * (5 if "5" in slices else 12)
+        result = answer(capsys, "servers", folder, "--step", 2, slices)
+        assert len(result["over_time"]) == 2 * (5 if "5" in slices else 12)
         for row in whole["servers"]:
-            parts = [part for part in told["over_time"] if part["server"] == row["server"]]
+            parts = [part for part in result["over_time"] if part["server"] == row["server"]]
             assert sum(part["calls"] for part in parts) == row["calls"]
             loads = sum(part["mean_in_flight"] * (part["to_sec"] - part["from_sec"]) for part in parts)
             assert loads == pytest.approx(row["call_sec"], rel=1e-3)
@@ -156,10 +156,10 @@ def test_servers_without_workers_have_a_row_each(tmp_path: Path, capsys: pytest.
     run = RoutedRun(policy="round_robin")
     run.write(tmp_path / "run")
     shutil.copytree(tmp_path / "run/engine", tmp_path / "alone/engine")
-    told = answer(capsys, "servers", tmp_path / "alone", "--over-time=3")
-    assert sums(told["servers"]) == run.truth
-    assert {row["moved_here"] for row in told["servers"]} == {None}
-    assert any("moves are known" in words for words in told["unknown"])
+    result = answer(capsys, "servers", tmp_path / "alone", "--over-time=3")
+    assert sums(result["servers"]) == run.truth
+    assert {row["moved_here"] for row in result["servers"]} == {None}
+    assert any("moves are known" in words for words in result["unknown"])
 
 
 def test_schedulers_of_one_server_have_a_row_each_for_each_has_a_cache(tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_strange_fields_are_unknown_and_stop_nothing(
         text = path.read_text().replace('"cached_tokens": ', '"cached_tokens": -').replace("kv_tokens", "kv")
         text = text.replace('"server": "10.0.0.1:30000"', '"server": [1]')
         path.write_text(text.replace('"kv_free_pages": ', '"kv_free_pages": 1e999'))
-    told = answer(capsys, "servers", folder, "--over-time")
-    assert told["servers"][0]["kv_cache_share"] is None
-    assert told["servers"][0]["calls"] > 0
+    result = answer(capsys, "servers", folder, "--over-time")
+    assert result["servers"][0]["kv_cache_share"] is None
+    assert result["servers"][0]["calls"] > 0
 
 
 def test_pruned_steps_still_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,8 +203,8 @@ def test_pruned_steps_still_answer(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["prune", str(folder), "--keep-steps", "1", "--keep-slowest", "0", "--yes"]) == 0
     capsys.readouterr()
     assert not (folder / "step_1/worker_0.jsonl").exists()
-    for command, told in before.items():
-        assert answer(capsys, command, folder) == told
+    for command, result in before.items():
+        assert answer(capsys, command, folder) == result
 
 
 def test_servers_that_nobody_of_the_rollout_calls_do_not_count_for_the_balance(
@@ -216,7 +216,7 @@ def test_servers_that_nobody_of_the_rollout_calls_do_not_count_for_the_balance(
         (path,) = (other / "engine").glob(f"{name}_0*")
         stem = path.name.replace("_0", "_7")
         (folder / "engine" / stem).write_text(path.read_text().replace('"rid": "', '"rid": "reward-'))
-    told = answer(capsys, "servers", folder)
-    assert [row["server"] for row in told["servers"]] == ["server_0", "server_1", "server_7"]
-    assert told["balance"]["servers"] == 2
-    assert told["balance"]["times_mean"] < 1.2
+    result = answer(capsys, "servers", folder)
+    assert [row["server"] for row in result["servers"]] == ["server_0", "server_1", "server_7"]
+    assert result["balance"]["servers"] == 2
+    assert result["balance"]["times_mean"] < 1.2

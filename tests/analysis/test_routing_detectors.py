@@ -15,10 +15,14 @@ CAUSES = {"cache-lost", "conversations-moved", "uneven-servers"}
 
 
 def found_in(folder: Path) -> list[Finding]:
-    return [one for one in findings_of(open_run(folder, cached=False), over=True) if one.cause in CAUSES]
+    return [
+        finding
+        for finding in findings_of(open_run(folder, cached=False), over=True)
+        if finding.cause in CAUSES
+    ]
 
 
-def told(tmp_path: Path, **shape: Any) -> list[Finding]:
+def findings_with(tmp_path: Path, **shape: Any) -> list[Finding]:
     return found_in(RoutedRun(**shape).write(tmp_path / "run"))
 
 
@@ -29,39 +33,41 @@ def took(folder: Path, step: int) -> float:
 
 def test_a_step_whose_caches_were_flushed_is_named_with_what_it_cost(tmp_path: Path) -> None:
     shape: dict[str, Any] = {"seed": 0, "steps": 5}
-    (found,) = found_in(RoutedRun(**shape, flushed=(3,)).write(tmp_path / "flushed"))
-    assert (found.cause, found.step, found.scope) == ("cache-lost", 3, "step")
+    (finding,) = found_in(RoutedRun(**shape, flushed=(3,)).write(tmp_path / "flushed"))
+    assert (finding.cause, finding.step, finding.scope) == ("cache-lost", 3, "step")
     RoutedRun(**shape).write(tmp_path / "kept")
     true_sec = took(tmp_path / "flushed", 3) - took(tmp_path / "kept", 3)
-    assert found.lost_sec == pytest.approx(true_sec, rel=0.25)
-    assert found.evidence["share"] < 0.1 < 0.9 < found.evidence["usual_share"]
-    assert "--over-time" in found.advice
+    assert finding.lost_sec == pytest.approx(true_sec, rel=0.25)
+    assert finding.evidence["share"] < 0.1 < 0.9 < finding.evidence["usual_share"]
+    assert "--over-time" in finding.advice
 
 
 def test_a_collapse_that_lasts_is_named_in_each_step(tmp_path: Path) -> None:
-    found = told(tmp_path, flushed=(4, 5, 6, 7), steps=7)
-    assert {(one.cause, one.step) for one in found} == {("cache-lost", step) for step in (4, 5, 6, 7)}
+    findings = findings_with(tmp_path, flushed=(4, 5, 6, 7), steps=7)
+    assert {(finding.cause, finding.step) for finding in findings} == {
+        ("cache-lost", step) for step in (4, 5, 6, 7)
+    }
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "random"])
 def test_a_router_that_does_not_know_the_caches_is_named_once(tmp_path: Path, policy: str) -> None:
-    (found,) = told(tmp_path, policy=policy, steps=5)
-    assert (found.cause, found.scope, found.step) == ("conversations-moved", "run", None)
-    assert found.evidence["moved"] > 0.3 * found.evidence["of"]
-    assert found.evidence["tokens"] > 10_000
+    (finding,) = findings_with(tmp_path, policy=policy, steps=5)
+    assert (finding.cause, finding.scope, finding.step) == ("conversations-moved", "run", None)
+    assert finding.evidence["moved"] > 0.3 * finding.evidence["of"]
+    assert finding.evidence["tokens"] > 10_000
 
 
 def test_a_server_that_got_most_conversations_and_made_them_wait_is_named(tmp_path: Path) -> None:
-    found = told(tmp_path, policy="skewed", slots=6, requests=20)
-    assert {one.cause for one in found} == {"uneven-servers"}
-    assert {one.evidence["server"] for one in found} == {"server_0"}
-    assert all(one.evidence["queue_sec"] > one.evidence["others_queue_sec"] for one in found)
+    findings = findings_with(tmp_path, policy="skewed", slots=6, requests=20)
+    assert {finding.cause for finding in findings} == {"uneven-servers"}
+    assert {finding.evidence["server"] for finding in findings} == {"server_0"}
+    assert all(finding.evidence["queue_sec"] > finding.evidence["others_queue_sec"] for finding in findings)
 
 
 @pytest.mark.parametrize("shape", QUIET_SHAPES, ids=str)
 def test_nobody_is_accused_where_routing_costs_nothing(tmp_path: Path, shape: dict[str, Any]) -> None:
     # One run of each shape; benchmarks/test_chances.py tries ten.
-    assert told(tmp_path, **shape) == []
+    assert findings_with(tmp_path, **shape) == []
 
 
 @pytest.mark.parametrize("name", ["engine logs", "shared engine", "usual", "one worker"])

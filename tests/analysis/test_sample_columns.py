@@ -21,8 +21,8 @@ def call(name: str, turn: int, start: float, end: float, **extra: Any) -> dict[s
     return record("turn_engine_call", start, end, extra=fields, task=1 + sum(map(ord, name)))
 
 
-def instant(event: str, at: float, **extra: Any) -> dict[str, Any]:
-    line = record(event, at, at, extra=extra, task=0)
+def instant(event: str, second: float, **extra: Any) -> dict[str, Any]:
+    line = record(event, second, second, extra=extra, task=0)
     del line["duration_sec"], line["start_us"]
     return line
 

@@ -139,7 +139,7 @@ def test_prefill_alone_has_steps_and_times(tmp_path):
 
 
 def test_servers_are_told_apart_by_what_the_launcher_says_of_them(tmp_path):
-    for number, (one, other) in enumerate(
+    for number, (prefix, other) in enumerate(
         [
             ("(SGLangEngine pid=1234, ip=10.0.0.1) ", "(SGLangEngine pid=1234, ip=10.0.0.2) "),
             ("(SGLangEngine pid=1234) ", "(SGLangEngine pid=1235) "),
@@ -149,7 +149,7 @@ def test_servers_are_told_apart_by_what_the_launcher_says_of_them(tmp_path):
         ]
     ):
         pairs = zip(
-            steady(prefix=one + "[2026-01-05 {clock} TP0] "),
+            steady(prefix=prefix + "[2026-01-05 {clock} TP0] "),
             steady(prefix=other + "[2026-01-05 {clock} TP0] ", running=8, rate=320.0),
             strict=True,
         )

@@ -17,7 +17,7 @@ SHAPE = {"steps": 10, "workers": 4, "requests": 16}
 
 def causes_of(folder: Path, causes: list[Any]) -> list[str]:
     run = open_run(synthetic_run(folder, causes=causes, **SHAPE))
-    return [one.cause for one in findings_of(run)]
+    return [finding.cause for finding in findings_of(run)]
 
 
 def record(event: str, start_us: int, sec: float, task: int = 1, **extra: Any) -> str:
@@ -70,12 +70,14 @@ def test_an_odd_number_of_verifications_is_not_known(tmp_path: Path, odd: Any) -
 
 def test_a_fall_over_training_is_found_and_named_once(tmp_path: Path) -> None:
     run = open_run(synthetic_run(tmp_path / "exp", causes=[FallingAcceptance(0.06)], **SHAPE))
-    found = [one for one in findings_of(run) if one.cause in ("speculation", "trend", "engine")]
-    assert [one.cause for one in found] == ["speculation"]
-    assert found[0].evidence["first_accepted"] == pytest.approx(3.0, rel=0.02)
-    assert found[0].evidence["times"] == pytest.approx(1 / 1.54, rel=0.1)
-    assert "3.0" in found[0].sentence
-    assert "--speculation" in found[0].advice
+    findings = [
+        finding for finding in findings_of(run) if finding.cause in ("speculation", "trend", "engine")
+    ]
+    assert [finding.cause for finding in findings] == ["speculation"]
+    assert findings[0].evidence["first_accepted"] == pytest.approx(3.0, rel=0.02)
+    assert findings[0].evidence["times"] == pytest.approx(1 / 1.54, rel=0.1)
+    assert "3.0" in findings[0].sentence
+    assert "--speculation" in findings[0].advice
 
 
 def test_speculation_that_stays_as_it_is_accuses_nobody(tmp_path: Path) -> None:
@@ -84,9 +86,9 @@ def test_speculation_that_stays_as_it_is_accuses_nobody(tmp_path: Path) -> None:
 
 def test_an_engine_that_slows_down_for_other_reasons_is_not_blamed_on_speculation(tmp_path: Path) -> None:
     causes = [Growth(0.06), FallingAcceptance(0.0)]
-    found = causes_of(tmp_path / "exp", causes)
-    assert "trend" in found
-    assert "speculation" not in found
+    named = causes_of(tmp_path / "exp", causes)
+    assert "trend" in named
+    assert "speculation" not in named
 
 
 def test_the_command_prints_both_tables_and_json(tmp_path: Path, capsys: Any) -> None:
@@ -96,9 +98,9 @@ def test_the_command_prints_both_tables_and_json(tmp_path: Path, capsys: Any) ->
     assert "speculative decoding" in said
     assert "by length" in said
     assert main(["lengths", str(logs), "--speculation", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["step"] for row in told["speculation"]] == [1, 2, 3]
-    assert len(told["by_length"]) == 10
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["step"] for row in answer["speculation"]] == [1, 2, 3]
+    assert len(answer["by_length"]) == 10
     assert main(["lengths", str(logs), "--json"]) == 0
     assert "speculation" not in json.loads(capsys.readouterr().out)
 

@@ -66,8 +66,8 @@ def test_log_and_dataset_give_the_same_answer_which_is_polars_own(logs, run):
     expected = (
         spans.group_by("step").agg(p99_sec=pl.col("duration_sec").quantile(0.99, "linear")).sort("step")
     )
-    for one in (open_run(logs), run):
-        answer = one.sql(P99)
+    for source in (open_run(logs), run):
+        answer = source.sql(P99)
         assert answer["step"].equals(expected["step"])
         assert answer["p99_sec"].to_list() == pytest.approx(expected["p99_sec"].to_list())
 
@@ -117,9 +117,9 @@ def test_results_have_types_that_every_reader_has(run):
     ],
 )
 def test_a_wrong_query_is_answered_in_one_line(query, said, dataset, capsys):
-    told = asked(capsys, dataset, query, code=2)
-    assert said in told
-    assert told.count("\n") == 1
+    printed = asked(capsys, dataset, query, code=2)
+    assert said in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize(

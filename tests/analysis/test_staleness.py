@@ -28,8 +28,8 @@ def fates_of(run: AsyncRun, folder: Path) -> pl.DataFrame:
 
 def asked(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> dict[str, Any]:
     assert main(["staleness", str(folder), *words, "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
 
 
 def test_each_step_says_how_many_versions_its_samples_are_old(tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_what_is_in_flight_queued_and_waiting_is_counted_as_a_loop_would(tmp_pat
     digest = open_run(run.write(tmp_path)).digest
     fates = sample_fates(digest)
     for row in load_table(digest, fates).to_dicts():
-        at, in_flight, queued, waiting = row["at_us"], 0, 0, 0
-        for one in fates.to_dicts():
-            runs = one["start_us"] <= at < one["end_us"]
+        time_us, in_flight, queued, waiting = row["at_us"], 0, 0, 0
+        for fate in fates.to_dicts():
+            runs = fate["start_us"] <= time_us < fate["end_us"]
             in_flight += runs
-            queued += runs and one["start_us"] + 500_000 > at
-            leaves = {"used": one["fate_us"], "waiting": 2**62}.get(one["fate"], one["end_us"])
-            waiting += one["end_us"] <= at < leaves
+            queued += runs and fate["start_us"] + 500_000 > time_us
+            leaves = {"used": fate["fate_us"], "waiting": 2**62}.get(fate["fate"], fate["end_us"])
+            waiting += fate["end_us"] <= time_us < leaves
         assert (row["in_flight"], row["queued"], row["waiting"]) == (in_flight, queued, waiting), row
 
 
@@ -128,10 +128,14 @@ def test_a_run_that_logs_nothing_of_it_says_what_would(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4)))
-    told = asked(capsys, tmp_path)
-    assert (told["steps"], told["groups"], told["fates"]) == ([], [], [{"fate": "unknown", "samples": 1}])
+    answer = asked(capsys, tmp_path)
+    assert (answer["steps"], answer["groups"], answer["fates"]) == (
+        [],
+        [],
+        [{"fate": "unknown", "samples": 1}],
+    )
     for word in ("samples_consumed", "weight_version", "group"):
-        assert any(f"`{word}`" in sentence for sentence in told["missing"])
+        assert any(f"`{word}`" in sentence for sentence in answer["missing"])
 
 
 def test_labels_that_are_no_numbers_are_missing_and_not_zero(
@@ -140,10 +144,10 @@ def test_labels_that_are_no_numbers_are_missing_and_not_zero(
     write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4, weight_version="default")))
     taken = instant("samples_consumed", 5, samples=["a", "nobody"])
     write_file(tmp_path, 2, 0, step_of(taken))
-    told = asked(capsys, tmp_path)
-    [row] = told["steps"]
+    answer = asked(capsys, tmp_path)
+    [row] = answer["steps"]
     assert (row["step"], row["samples"], row["mean"], row["version"]) == (2, 1, None, None)
-    assert any('label is "default"' in sentence for sentence in told["missing"])
+    assert any('label is "default"' in sentence for sentence in answer["missing"])
 
 
 ODD: list[Any] = [None, True, -1, 2**70, 1.5, "x", "9" * 30, "\ud800", [], {}, [1], ["a", None], "default"]
@@ -155,8 +159,8 @@ def test_odd_values_in_any_field_never_raise(
 ) -> None:
     random, run = Random(seed), AsyncRun()
     for records in (*run.rollouts.values(), *run.trainer.values()):
-        for one in records:
-            one["extra"] |= {key: random.choice(ODD) for key in one["extra"] if random.random() < 0.2}
+        for record in records:
+            record["extra"] |= {key: random.choice(ODD) for key in record["extra"] if random.random() < 0.2}
     names = ("samples", "groups", "group", "reason", "tokens", "count", "kept")
     for step, records in run.trainer.items():
         records.append(
@@ -209,9 +213,9 @@ def test_a_label_that_is_no_number_of_a_version_is_said(
     run = AsyncRun()
     for line in (line for lines in run.rollouts.values() for line in lines):
         line["extra"] |= {name: label for name in line["extra"] if name.endswith("weight_version")}
-    told = asked(capsys, run.write(tmp_path))
-    assert {row["mean"] for row in told["steps"]} == {None}
-    assert told["missing"][0].startswith("no request logs `weight_version` as a number")
+    answer = asked(capsys, run.write(tmp_path))
+    assert {row["mean"] for row in answer["steps"]} == {None}
+    assert answer["missing"][0].startswith("no request logs `weight_version` as a number")
 
 
 def test_the_version_at_the_begin_of_a_request_is_enough(
@@ -220,9 +224,9 @@ def test_the_version_at_the_begin_of_a_request_is_enough(
     run = AsyncRun()
     for line in (line for lines in run.rollouts.values() for line in lines):
         line["extra"].pop("weight_version", None)
-    told = asked(capsys, run.write(tmp_path))
-    assert {row["mean"] for row in told["steps"]} == {1.0}
-    assert told["missing"] == []
+    answer = asked(capsys, run.write(tmp_path))
+    assert {row["mean"] for row in answer["steps"]} == {1.0}
+    assert answer["missing"] == []
 
 
 def test_without_engine_calls_it_is_not_known_how_many_requests_are_queued(
@@ -231,10 +235,10 @@ def test_without_engine_calls_it_is_not_known_how_many_requests_are_queued(
     run = AsyncRun()
     for records in run.rollouts.values():
         records[:] = [line for line in records if line["event"] != "turn_engine_call"]
-    told = asked(capsys, run.write(tmp_path))
-    assert {row["queued"] for row in told["steps"]} == {None}
-    assert {row["in_flight"] for row in told["steps"]} == {6}
-    assert 'detail="turn"' in told["missing"][0]
+    answer = asked(capsys, run.write(tmp_path))
+    assert {row["queued"] for row in answer["steps"]} == {None}
+    assert {row["in_flight"] for row in answer["steps"]} == {6}
+    assert 'detail="turn"' in answer["missing"][0]
 
 
 def test_without_versions_it_is_not_known_whether_samples_are_ahead(
@@ -245,5 +249,5 @@ def test_without_versions_it_is_not_known_whether_samples_are_ahead(
         line["extra"] = {
             name: value for name, value in line["extra"].items() if not name.endswith("weight_version")
         }
-    told = asked(capsys, run.write(tmp_path))
-    assert {row["ahead"] for row in told["steps"]} == {None}
+    answer = asked(capsys, run.write(tmp_path))
+    assert {row["ahead"] for row in answer["steps"]} == {None}

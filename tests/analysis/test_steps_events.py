@@ -32,9 +32,9 @@ def at_work(made: Made) -> Iterator[list[int]]:
     """Return for each tick of the step the open spans without an open child."""
     spans, parents = made.spans, brute_parents(made)
     for tick in range(spans[-1].end):
-        is_open = [one for one, span in enumerate(spans) if span.start <= tick < span.end]
-        busy = {parents[one] for one in is_open}
-        yield [one for one in is_open if one not in busy]
+        is_open = [number for number, span in enumerate(spans) if span.start <= tick < span.end]
+        busy = {parents[number] for number in is_open}
+        yield [number for number in is_open if number not in busy]
 
 
 def key_of(row: dict[str, Any]) -> Span:
@@ -47,8 +47,8 @@ def key_of(row: dict[str, Any]) -> Span:
 def test_self_time_is_the_time_in_which_no_child_is_open(made: Made) -> None:
     expected: dict[Span, int] = defaultdict(int)
     for working in at_work(made):
-        for one in working:
-            expected[made.spans[one]] += 1
+        for number in working:
+            expected[made.spans[number]] += 1
     got: dict[Span, float] = defaultdict(float)
     for row in read(made).spans.iter_rows(named=True):
         got[key_of(row)] += row["self_sec"]
@@ -61,8 +61,8 @@ def test_self_time_is_the_time_in_which_no_child_is_open(made: Made) -> None:
 def test_each_instant_is_split_equally_over_the_spans_at_work(made: Made) -> None:
     expected: dict[str, float] = defaultdict(float)
     for working in at_work(made):
-        for one in working:
-            expected[made.spans[one].event] += TICK_US / 1e6 / len(working)
+        for number in working:
+            expected[made.spans[number].event] += TICK_US / 1e6 / len(working)
     run = read(made)
     length = made.spans[-1].end * TICK_US / 1e6
     table = {row["event"]: row for row in event_table(run.spans).iter_rows(named=True)}
@@ -98,18 +98,18 @@ class Told(NamedTuple):
 
 
 def tell(folder: Path) -> Told:
-    told = Told({}, defaultdict(list), defaultdict(float))
+    log = Told({}, defaultdict(list), defaultdict(float))
     for path in folder.glob("step_*/worker_*.jsonl"):
         for text in path.read_text().splitlines():
             line = json.loads(text)
             place = (line["step"], line["workid"])
             if line["event"] == "total_step_duration":
-                told.steps[place] = line
+                log.steps[place] = line
             elif line["event"] == "async_rollout_request_complete":
-                told.requests[place].append(line)
+                log.requests[place].append(line)
             elif line["event"] == "barrier_wait_duration":
-                told.barriers[place] += line["duration_sec"]
-    return told
+                log.barriers[place] += line["duration_sec"]
+    return log
 
 
 def tail(done: list[float]) -> float:
@@ -124,15 +124,15 @@ def test_the_step_table_equals_a_plain_pass_over_the_lines(
 ) -> None:
     with TemporaryDirectory() as name:
         folder = synthetic_run(name, steps=steps, workers=workers, requests=requests, seed=seed)
-        told, run = tell(folder), open_run(folder)
+        log, run = tell(folder), open_run(folder)
     table = {row["step"]: row for row in step_table(run.digest).iter_rows(named=True)}
     assert sorted(table) == run.steps == list(range(1, steps + 1))
-    begun = {step: min(told.steps[step, worker]["start_us"] for worker in run.workers) for step in table}
+    begun = {step: min(log.steps[step, worker]["start_us"] for worker in run.workers) for step in table}
     for step, row in table.items():
         places = [(step, worker) for worker in run.workers]
-        took = {place: told.steps[place]["duration_sec"] for place in places}
-        busy = {place: took[place] - told.barriers[place] for place in places}
-        everyone = [line for place in places for line in told.requests[place]]
+        took = {place: log.steps[place]["duration_sec"] for place in places}
+        busy = {place: took[place] - log.barriers[place] for place in places}
+        everyone = [line for place in places for line in log.requests[place]]
         seconds = sorted(line["duration_sec"] for line in everyone)
         assert row["workers"] == workers
         assert row["duration_sec"] == pytest.approx(max(took.values()))
@@ -144,9 +144,9 @@ def test_the_step_table_equals_a_plain_pass_over_the_lines(
         assert row["p99_sec"] == pytest.approx(quantile(seconds, 0.99))
         assert row["max_sec"] == pytest.approx(seconds[-1])
         done = [
-            (line["start_us"] - told.steps[place]["start_us"]) / 1e6 + line["duration_sec"]
+            (line["start_us"] - log.steps[place]["start_us"]) / 1e6 + line["duration_sec"]
             for place in places
-            for line in told.requests[place]
+            for line in log.requests[place]
         ]
         assert row["straggler_share"] == pytest.approx(tail(done), abs=1e-4)
         interval = (begun[step + 1] - begun[step]) / 1e6 if step < steps else None
@@ -215,8 +215,8 @@ def test_requests_of_a_log_without_tasks_nest_by_request(tmp_path: Path) -> None
     spans = open_run(tmp_path).spans
     events, ids = spans["event"].to_list(), spans["request_id"].to_list()
     above = {
-        (events[one], ids[one]): None if parent is None else (events[parent], ids[parent])
-        for one, parent in enumerate(spans["parent"])
+        (events[number], ids[number]): None if parent is None else (events[parent], ids[parent])
+        for number, parent in enumerate(spans["parent"])
     }
     assert above == {
         ("turn_engine_call", "a"): ("turn_end", "a"),

@@ -40,8 +40,8 @@ def files_read(folder: Path) -> tuple[Run, int]:
     return open_run(folder, progress), read
 
 
-def assert_same(one: Digest, other: Digest) -> None:
-    for name, table in one.tables().items():
+def assert_same(digest: Digest, other: Digest) -> None:
+    for name, table in digest.tables().items():
         assert_frame_equal(table, other.tables()[name], check_row_order=False)
 
 

@@ -60,8 +60,10 @@ def test_both_sides_equal_a_count_of_each_tick(made: MadeLoop) -> None:
     with TemporaryDirectory() as folder:
         loop = loop_in(write_loop(Path(folder), made))
         ledger, steps = loop.ledger(), loop.steps()
-    found = {(row["step"], row["side"], row["part"]): round(row["sec"] / SEC) for row in ledger.to_dicts()}
-    assert found == {key: count for key, count in ticks.items() if count}
+    found_ticks = {
+        (row["step"], row["side"], row["part"]): round(row["sec"] / SEC) for row in ledger.to_dicts()
+    }
+    assert found_ticks == {key: count for key, count in ticks.items() if count}
     assert {row["step"]: round(row["both_work_sec"] / SEC) for row in steps.to_dicts()} == dict(
         zip(range(1, len(begins)), (both[step] for step in range(1, len(begins))), strict=True)
     )
@@ -182,8 +184,8 @@ def test_a_validation_is_a_part_of_both_sides(tmp_path: Path) -> None:
     write_lines(tmp_path / "validate_2/worker_0.jsonl", [tested])
     write_lines(tmp_path / "validate_2/trainer_0.jsonl", [line("trainer_validate", 30, 39)])
     loop = loop_in(tmp_path)
-    found = loop.ledger().filter(step=2, part="validation").select("side", (pl.col("sec") / SEC).round())
-    assert dict(found.rows()) == {"trainer": 9, "rollout": 9}
+    validation = loop.ledger().filter(step=2, part="validation").select("side", (pl.col("sec") / SEC).round())
+    assert dict(validation.rows()) == {"trainer": 9, "rollout": 9}
     assert loop.steps().filter(step=2)["validation_sec"].item() == pytest.approx(9 * SEC)
 
 

@@ -31,9 +31,9 @@ def found_in(folder: Path) -> list[Finding]:
     return findings_of(open_run(folder, cached=False), over=True)
 
 
-def accused(found: list[Finding]) -> list[Finding]:
+def accused(findings: list[Finding]) -> list[Finding]:
     """Return the findings that blame a worker; a long reply is drawn by chance."""
-    return [one for one in found if one.worker is not None and one.cause != "long-replies"]
+    return [finding for finding in findings if finding.worker is not None and finding.cause != "long-replies"]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -81,9 +81,9 @@ def plain(answers: Findings) -> list[tuple[Finding, list[Any]]]:
 def test_a_clean_run_accuses_nobody(name: str, tmp_path: Path) -> None:
     clean = CLEAN_SHAPES[name](0)
     shape = replace(clean.shape, requests=min(FEW, clean.shape.requests))
-    found = found_in(write_run(tmp_path / "run", shape, clean.causes))
-    assert accused(found) == []
-    assert {one.cause for one in found} <= clean.words
+    findings = found_in(write_run(tmp_path / "run", shape, clean.causes))
+    assert accused(findings) == []
+    assert {finding.cause for finding in findings} <= clean.words
 
 
 @pytest.mark.parametrize("seed", [1, 5])
@@ -93,15 +93,17 @@ def test_a_clean_run_of_another_generator_accuses_nobody(seed: int, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["engine", "tool"])
 def test_a_slow_worker_of_another_generator_is_found(kind: str, tmp_path: Path) -> None:
-    found = found_in(OtherRun(2, slow=(kind, 3, 2, 6.0)).write(tmp_path))
-    assert found[0].cause == kind
-    assert {(one.step, one.worker) for one in accused(found)} == {(3, 2)}
+    findings = found_in(OtherRun(2, slow=(kind, 3, 2, 6.0)).write(tmp_path))
+    assert findings[0].cause == kind
+    assert {(finding.step, finding.worker) for finding in accused(findings)} == {(3, 2)}
 
 
 def test_a_clean_run_is_told_so_with_its_slowest_step_and_that_it_is_short(tmp_path: Path) -> None:
-    told = verdict_of(open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=6, seed=0)), over=False)
-    assert told.startswith("nothing out of the ordinary; step 2, the slowest, took 23 s")
-    assert told.endswith("(3 steps of 2 workers: too little to compare)")
+    verdict = verdict_of(
+        open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=6, seed=0)), over=False
+    )
+    assert verdict.startswith("nothing out of the ordinary; step 2, the slowest, took 23 s")
+    assert verdict.endswith("(3 steps of 2 workers: too little to compare)")
 
 
 def test_the_same_cause_in_several_steps_is_told_once(tmp_path: Path) -> None:
@@ -109,8 +111,8 @@ def test_the_same_cause_in_several_steps_is_told_once(tmp_path: Path) -> None:
     kind = KINDS["engine-one"]
     cause = sized(kind, shape, 0.5)
     causes = [type(cause)(step, 2, cause.factor) for step in (3, 6, 8)]  # type: ignore[attr-defined, call-arg]
-    told = verdict_of(open_run(write_run(tmp_path / "run", shape, causes)), over=True)
-    assert "worker 2 in 3 of 10 steps" in told
+    verdict = verdict_of(open_run(write_run(tmp_path / "run", shape, causes)), over=True)
+    assert "worker 2 in 3 of 10 steps" in verdict
 
 
 def write_requests(folder: Path, step: int, worker: int, tools: list[float], token_sec: float = 0.01) -> None:
@@ -129,8 +131,8 @@ def write_requests(folder: Path, step: int, worker: int, tools: list[float], tok
         replied = tokens * token_sec * (1 + number % 3 / 100)
         add("turn_engine_call", 0, replied, 1 + number, **ids, turn=0, generated_tokens=tokens)
         add("tool_execution", replied, replied + tool, 1 + number, **ids, turn=0)
-        told = {"turns": 1, "actual_response_tokens": tokens}
-        add("async_rollout_request_complete", 0, replied + tool, 1 + number, **ids, **told)
+        of_request = {"turns": 1, "actual_response_tokens": tokens}
+        add("async_rollout_request_complete", 0, replied + tool, 1 + number, **ids, **of_request)
     add("total_step_duration", 0, max(line["duration_sec"] for line in lines) + 0.1, 0)
     path = folder / f"step_{step}" / f"worker_{worker}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,10 +149,10 @@ def test_one_tool_call_that_takes_far_longer_than_any_other_is_found(tmp_path: P
             tools = usual_tools(step, worker)
             write_requests(tmp_path, step, worker, [8.0, *tools[1:]] if (step, worker) == (2, 1) else tools)
     run = open_run(tmp_path)
-    (found,) = findings_of(run, over=False)
-    assert (found.cause, found.step, found.worker) == ("slow-call", 2, 1)
-    assert found.request_id == "2.1.0"
-    assert found.lost_sec == pytest.approx(7.6, abs=0.05)
+    (finding,) = findings_of(run, over=False)
+    assert (finding.cause, finding.step, finding.worker) == ("slow-call", 2, 1)
+    assert finding.request_id == "2.1.0"
+    assert finding.lost_sec == pytest.approx(7.6, abs=0.05)
 
 
 def test_a_tool_call_that_merely_waits_for_a_blocked_loop_is_not_accused_beside_who_blocked_it(
@@ -166,8 +168,8 @@ def test_a_tool_call_that_merely_waits_for_a_blocked_loop_is_not_accused_beside_
     with (tmp_path / "step_2" / "worker_1.jsonl").open("a") as file:
         file.write(json.dumps(block) + "\n")
     run = open_run(tmp_path)
-    (found,) = findings_of(run, over=False)
-    assert (found.cause, found.step, found.worker) == ("blocked-loop", 2, 1)
+    (finding,) = findings_of(run, over=False)
+    assert (finding.cause, finding.step, finding.worker) == ("blocked-loop", 2, 1)
 
 
 def test_a_worker_whose_tools_are_all_slow_is_found_among_few_steps(tmp_path: Path) -> None:
@@ -176,8 +178,8 @@ def test_a_worker_whose_tools_are_all_slow_is_found_among_few_steps(tmp_path: Pa
             slower = 2.0 if (step, worker) == (2, 1) else 0.0
             write_requests(tmp_path, step, worker, [slower + sec for sec in usual_tools(step, worker)])
     run = open_run(tmp_path)
-    (found,) = findings_of(run, over=False)
-    assert (found.cause, found.step, found.worker) == ("tool", 2, 1)
+    (finding,) = findings_of(run, over=False)
+    assert (finding.cause, finding.step, finding.worker) == ("tool", 2, 1)
 
 
 def test_a_step_that_is_slow_for_all_its_workers_is_no_worker_s_fault(tmp_path: Path) -> None:
@@ -185,6 +187,6 @@ def test_a_step_that_is_slow_for_all_its_workers_is_no_worker_s_fault(tmp_path: 
         for worker in range(4):
             token_sec = 0.05 if step == 4 else 0.01
             write_requests(tmp_path, step, worker, usual_tools(step, worker), token_sec)
-    (found,) = findings_of(open_run(tmp_path), over=False)
-    assert (found.cause, found.scope, found.step, found.worker) == ("engine", "step", 4, None)
-    assert found.lost_sec == pytest.approx(4.8, rel=0.1)
+    (finding,) = findings_of(open_run(tmp_path), over=False)
+    assert (finding.cause, finding.scope, finding.step, finding.worker) == ("engine", "step", 4, None)
+    assert finding.lost_sec == pytest.approx(4.8, rel=0.1)

@@ -25,8 +25,8 @@ def waste_of(run: AsyncRun, folder: Path) -> dict[str, Any]:
 
 def asked(capsys: pytest.CaptureFixture[str], folder: Path) -> dict[str, Any]:
     assert main(["waste", str(folder), "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
 
 
 def test_a_clean_run_wastes_nothing(tmp_path: Path) -> None:
@@ -109,11 +109,15 @@ def test_without_the_trainers_word_the_rest_is_unknown_and_not_wasted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4, response_length=10)))
-    told = asked(capsys, tmp_path)
-    assert (told["total"]["unknown"], told["total"]["used"], told["total"]["filtered"]) == (10, None, None)
-    assert told["total"]["equal_rewards"] is None
-    assert told["engine"] is None
-    assert any("samples_consumed" in sentence for sentence in told["missing"])
+    answer = asked(capsys, tmp_path)
+    assert (answer["total"]["unknown"], answer["total"]["used"], answer["total"]["filtered"]) == (
+        10,
+        None,
+        None,
+    )
+    assert answer["total"]["equal_rewards"] is None
+    assert answer["engine"] is None
+    assert any("samples_consumed" in sentence for sentence in answer["missing"])
 
 
 def test_requests_without_tokens_are_counted_and_not_zero(
@@ -122,18 +126,18 @@ def test_requests_without_tokens_are_counted_and_not_zero(
     write_file(
         tmp_path, 1, 0, step_of(request_record("a", 0, 4), request_record("b", 0, 4, response_length=5))
     )
-    told = asked(capsys, tmp_path)
-    assert (told["total"]["generated"], told["total"]["uncounted_requests"]) == (5, 1)
-    assert any("1 of 2 requests log no tokens" in sentence for sentence in told["missing"])
+    answer = asked(capsys, tmp_path)
+    assert (answer["total"]["generated"], answer["total"]["uncounted_requests"]) == (5, 1)
+    assert any("1 of 2 requests log no tokens" in sentence for sentence in answer["missing"])
 
 
 def test_a_log_without_tokens_has_none_and_not_zero(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4), request_record("b", 0, 4)))
-    told = asked(capsys, tmp_path)
-    assert {told["total"][name] for name in ("generated", "wasted", *FATES)} == {None}
-    assert told["missing"][0] == "no request logs its tokens: how many were generated is not known"
+    answer = asked(capsys, tmp_path)
+    assert {answer["total"][name] for name in ("generated", "wasted", *FATES)} == {None}
+    assert answer["missing"][0] == "no request logs its tokens: how many were generated is not known"
     assert main(["waste", str(tmp_path)]) == 0
     assert "thrown away" not in capsys.readouterr().out
 
@@ -151,9 +155,11 @@ def test_what_no_record_tells_is_null_and_a_sentence_says_what_would_record_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4, response_length=10)))
-    told = asked(capsys, tmp_path)
-    assert {told["total"][name] for name in ("wasted", "used_at_limit", "equal_rewards", *REASONS)} == {None}
-    words = " ".join(told["missing"])
+    answer = asked(capsys, tmp_path)
+    assert {answer["total"][name] for name in ("wasted", "used_at_limit", "equal_rewards", *REASONS)} == {
+        None
+    }
+    words = " ".join(answer["missing"])
     for name in ("samples_consumed", "samples_dropped", "finish_reason", "group", "reward"):
         assert f"`{name}`" in words
     assert "SGLANG_INSTRUMENT=1" in words
@@ -166,8 +172,8 @@ def test_a_log_that_holds_everything_misses_nothing_of_the_trainer(
     for number, reason in enumerate(("filtered", "stale", "truncated")):
         dropped = instant("samples_dropped", 20.2, samples=[f"s1g0m{number}"], reason=reason)
         run.trainer[2].append(dropped)
-    told = asked(capsys, run.write(tmp_path))
-    assert [told["total"][name] for name in REASONS] == [
+    answer = asked(capsys, run.write(tmp_path))
+    assert [answer["total"][name] for name in REASONS] == [
         0,
         0,
         0,
@@ -175,7 +181,7 @@ def test_a_log_that_holds_everything_misses_nothing_of_the_trainer(
         100,
         None,
     ]  # what a filter rejects is used all the same
-    assert [sentence.partition(":")[0] for sentence in told["missing"]] == [
+    assert [sentence.partition(":")[0] for sentence in answer["missing"]] == [
         "the engines' own processes logged nothing"
     ]
 
@@ -185,10 +191,10 @@ def test_a_log_of_one_reason_says_nothing_of_the_others(
 ) -> None:
     run = AsyncRun()
     run.trainer[2].append(instant("group_filter", 20.2, group_index="1-0", kept=False))
-    told = asked(capsys, run.write(tmp_path))
-    assert {told["total"][name] for name in ("stale", "truncated", "other")} == {None}
-    assert told["total"]["filtered"] is not None
-    assert "no `samples_dropped` with the reason stale or truncated is in the log" in told["missing"][0]
+    answer = asked(capsys, run.write(tmp_path))
+    assert {answer["total"][name] for name in ("stale", "truncated", "other")} == {None}
+    assert answer["total"]["filtered"] is not None
+    assert "no `samples_dropped` with the reason stale or truncated is in the log" in answer["missing"][0]
 
 
 def test_used_groups_of_equal_rewards_are_told(tmp_path: Path) -> None:
@@ -213,7 +219,7 @@ def test_the_table_is_printed_with_shares(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_run_without_requests_has_no_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(tmp_path, 1, 0, step_of())
-    told = asked(capsys, tmp_path)
-    assert told["steps"] == []
-    assert not any("logs its tokens" in sentence for sentence in told["missing"])
+    answer = asked(capsys, tmp_path)
+    assert answer["steps"] == []
+    assert not any("logs its tokens" in sentence for sentence in answer["missing"])
     assert main(["waste", str(tmp_path)]) == 0

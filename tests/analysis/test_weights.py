@@ -15,7 +15,7 @@ def engine():
 
 
 def causes(folder):
-    return [one.cause for one in weights_findings(open_run(folder, cached=False))]
+    return [finding.cause for finding in weights_findings(open_run(folder, cached=False))]
 
 
 def rows_of(folder):
@@ -56,8 +56,8 @@ def test_pieces_of_one_update_are_one_and_the_next_update_is_another(tmp_path, e
 
 
 def test_a_pause_that_never_ends_does_not_join_updates(tmp_path, engine):
-    for at in (0, 60, 120):
-        engine.of_scheduler += [pause(at), update(at + 5, at + 6)]
+    for begin in (0, 60, 120):
+        engine.of_scheduler += [pause(begin), update(begin + 5, begin + 6)]
     engine.write(tmp_path)
     assert [row["duration_sec"] for row in updates_in(tmp_path)] == [6.0, 6.0, 6.0]
 
@@ -70,12 +70,12 @@ def test_the_engines_own_records_say_which_server_was_last(tmp_path):
     write_process(tmp_path, "step_1/trainer_0", [update(9.5, 17, 1)])
     (row,) = updates_in(tmp_path)
     assert (row["last_server"], row["last_server_late_sec"]) == ("scheduler_2_tp0", pytest.approx(4.8))
-    assert [one["server"] for one in row["servers"]] == [f"scheduler_{rank}_tp0" for rank in range(3)]
+    assert [server["server"] for server in row["servers"]] == [f"scheduler_{rank}_tp0" for rank in range(3)]
     assert row["transfer_sec"] == pytest.approx(6)
     assert row["duration_sec"] == pytest.approx(7.5)
-    (found,) = weights_findings(open_run(tmp_path, cached=False))
-    assert (found.cause, found.lost_sec) == ("slow-update", pytest.approx(4.8))
-    assert "scheduler_2_tp0 was the last server in the weight update" in found.sentence
+    (finding,) = weights_findings(open_run(tmp_path, cached=False))
+    assert (finding.cause, finding.lost_sec) == ("slow-update", pytest.approx(4.8))
+    assert "scheduler_2_tp0 was the last server in the weight update" in finding.sentence
 
 
 def test_a_trainer_alone_knows_the_whole_update(tmp_path):
@@ -99,7 +99,7 @@ def test_the_ranks_of_a_replica_are_one_server(tmp_path):
         moved = {**update(10, end, 1), "workid": replica}
         write_process(tmp_path, f"step_1/receiver_{replica}_tp{rank}", [moved])
     (row,) = updates_in(tmp_path)
-    assert [one["server"] for one in row["servers"]] == ["server 1", "server 0"]
+    assert [server["server"] for server in row["servers"]] == ["server 1", "server 0"]
     assert row["last_server_late_sec"] == pytest.approx(0.5)
 
 
@@ -124,10 +124,10 @@ def test_a_prefix_that_was_cached_before_an_update_without_a_flush_is_named_with
     assert rows["again"]["prefix_weights"] == "before 1"
     assert rows["again"]["first_weights"] == "1"
     assert rows["other"]["prefix_weights"] is None
-    (found,) = weights_findings(open_run(tmp_path, cached=False))
-    assert found.cause == "stale-prefix"
-    assert found.sentence.startswith("2 of 4 calls were served from a prefix of older weights (159 cached")
-    assert [one["rid"] for one in found.evidence["named"]] == ["again", "later"]
+    (finding,) = weights_findings(open_run(tmp_path, cached=False))
+    assert finding.cause == "stale-prefix"
+    assert finding.sentence.startswith("2 of 4 calls were served from a prefix of older weights (159 cached")
+    assert [call["rid"] for call in finding.evidence["named"]] == ["again", "later"]
 
 
 def test_what_new_weights_may_have_computed_makes_the_least_smaller(tmp_path, engine):
@@ -140,8 +140,8 @@ def test_what_new_weights_may_have_computed_makes_the_least_smaller(tmp_path, en
     rows = rows_of(tmp_path)
     assert (rows["unknown"]["stale_least"], rows["unknown"]["stale_most"]) == (0, 60)
     assert (rows["old node"]["stale_least"], rows["old node"]["stale_most"]) == (50, 50)
-    (found,) = weights_findings(open_run(tmp_path, cached=False))
-    assert "1 more may have been" in found.sentence
+    (finding,) = weights_findings(open_run(tmp_path, cached=False))
+    assert "1 more may have been" in finding.sentence
 
 
 def test_equal_prompts_have_the_limits_of_the_first_one(tmp_path, engine):
@@ -162,10 +162,10 @@ def test_equal_prompts_have_the_limits_of_the_first_one(tmp_path, engine):
     }
 
 
-@pytest.mark.parametrize("at", [10.5, 11])
-def test_with_a_flush_during_or_after_the_update_nobody_is_accused(tmp_path, engine, at):
+@pytest.mark.parametrize("flushed", [10.5, 11])
+def test_with_a_flush_during_or_after_the_update_nobody_is_accused(tmp_path, engine, flushed):
     engine.serve("first", 0, 5)
-    engine.of_scheduler += [update(10, 11, 1), flush(at)]
+    engine.of_scheduler += [update(10, 11, 1), flush(flushed)]
     engine.serve("again", 12, 15, cached=99)
     engine.write(tmp_path)
     assert (rows_of(tmp_path)["again"]["stale_most"], causes(tmp_path)) == (0, [])
@@ -206,9 +206,9 @@ def test_a_label_that_contradicts_the_updates_is_found_and_right_ones_are_not(tm
     engine.write(tmp_path)
     wrong = {rid: row["label_is_wrong"] for rid, row in rows_of(tmp_path).items()}
     assert wrong == {"before": False, "right": False, "late": False, "lies": True, "old": True, "none": None}
-    (found,) = weights_findings(open_run(tmp_path, cached=False))
-    assert (found.cause, found.evidence["calls"]) == ("wrong-label", 2)
-    assert "lies says 2, its server had 1" in found.sentence
+    (finding,) = weights_findings(open_run(tmp_path, cached=False))
+    assert (finding.cause, finding.evidence["calls"]) == ("wrong-label", 2)
+    assert "lies says 2, its server had 1" in finding.sentence
 
 
 def test_labels_without_known_versions_are_not_judged(tmp_path, engine):
@@ -227,9 +227,9 @@ def test_an_update_that_aborts_everything_is_found(tmp_path, engine):
     engine.write(tmp_path)
     (row,) = updates_in(tmp_path)
     assert (row["aborted"], row["aborted_tokens"]) == (6, 240)
-    (found,) = weights_findings(open_run(tmp_path, cached=False))
-    assert found.cause == "aborting-update"
-    assert found.sentence.startswith("update 1 aborted 6 calls, 240 written tokens were thrown away")
+    (finding,) = weights_findings(open_run(tmp_path, cached=False))
+    assert finding.cause == "aborting-update"
+    assert finding.sentence.startswith("update 1 aborted 6 calls, 240 written tokens were thrown away")
 
 
 def test_aborted_calls_whose_requests_go_on_are_no_finding(tmp_path, engine):
@@ -257,9 +257,9 @@ def test_the_verdict_has_them_also_where_only_engines_logged(tmp_path, engine):
     engine.of_scheduler += [update(10, 11, 1)]
     engine.serve("again", 12, 15, cached=99)
     engine.write(tmp_path)
-    (found,) = findings_of(open_run(tmp_path, cached=False), over=True)
-    assert found.cause == "stale-prefix"
-    assert "flush_cache=True" in found.advice
+    (finding,) = findings_of(open_run(tmp_path, cached=False), over=True)
+    assert finding.cause == "stale-prefix"
+    assert "flush_cache=True" in finding.advice
 
 
 def test_odd_records_are_left_out(tmp_path, engine):
@@ -276,13 +276,13 @@ def test_odd_records_are_left_out(tmp_path, engine):
 def test_what_an_update_lacks_is_null_and_a_sentence_says_what_would_record_it(tmp_path, capsys):
     write_process(tmp_path, "step_1/trainer_0", [update(10, 12)])
     assert main(["weights", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    [row] = told["updates"]
+    answer = json.loads(capsys.readouterr().out)
+    [row] = answer["updates"]
     parts = [f"{part}_sec" for part in ("pause", "drain", "resume", "flush")]
     calls = ("running", "in_flight", "lost_sec", "resumed", "aborted", "aborted_tokens")
     unknown = (*calls, "last_server", *parts)
     assert {row[name] for name in unknown} == {None}
-    words = " ".join(told["missing"])
+    words = " ".join(answer["missing"])
     for setting in (
         "engine_detail",
         'detail="turn"',
@@ -292,7 +292,7 @@ def test_what_an_update_lacks_is_null_and_a_sentence_says_what_would_record_it(t
     ):
         assert setting in words
     assert main(["weights", str(tmp_path)]) == 0
-    assert told["missing"][0] in capsys.readouterr().out
+    assert answer["missing"][0] in capsys.readouterr().out
 
 
 def test_without_the_reasons_why_calls_ended_it_is_not_known_how_many_were_aborted(tmp_path, engine):

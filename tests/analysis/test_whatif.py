@@ -135,10 +135,10 @@ def test_the_speed_of_an_engine_is_found_from_its_calls(run_of: RunOf) -> None:
 def test_a_prediction_is_held_against_a_run_with_other_replies(run_of: RunOf) -> None:
     recorded = run_of(seed=1, steps=6).digest
     real = run_of(seed=2, steps=6, engine=0.5).digest
-    told = validation_of(what_if(recorded, Rules(scale={"engine": 0.5})), real)
-    assert told["steps"] == 6
-    assert told["ratio_at_least"] < 1 < told["ratio_at_most"]
-    assert told["ratio"] == pytest.approx(told["predicted_sec"] / told["real_sec"])
+    validation = validation_of(what_if(recorded, Rules(scale={"engine": 0.5})), real)
+    assert validation["steps"] == 6
+    assert validation["ratio_at_least"] < 1 < validation["ratio_at_most"]
+    assert validation["ratio"] == pytest.approx(validation["predicted_sec"] / validation["real_sec"])
 
 
 def test_a_reply_that_is_as_long_as_the_cap_ends_its_request() -> None:

@@ -37,8 +37,8 @@ def test_the_time_of_other_roles_does_not_count_for_the_workers(run: Run) -> Non
     times = run.event_times(["tool_call", "preprocessing_duration"])
     others = times.with_columns(role=pl.lit("trainer"), sec=pl.col("sec") * 100)
     scale = {"tool_call": 0.0, "preprocessing_duration": 0.0}
-    own = predicted(run.digest, times, scale=scale)
-    assert predicted(run.digest, pl.concat([times, others]), scale=scale) == own
+    expected = predicted(run.digest, times, scale=scale)
+    assert predicted(run.digest, pl.concat([times, others]), scale=scale) == expected
     with pytest.raises(InstrumentError, match="tool_call: only trainer has it"):
         predicted(run.digest, others, scale={"tool_call": 0.0})
 
@@ -131,8 +131,8 @@ def test_dealt_anew_a_step_takes_as_long_as_its_longest_request_not_as_its_last_
 def test_a_validation_leaves_out_a_cold_first_step_and_steps_without_a_duration(tmp_path: Path) -> None:
     recorded = open_run(Queued(seed=1, steps=6).write(tmp_path / "recorded")).digest
     real = open_run(Queued(seed=1, steps=6, first_step=3.0).write(tmp_path / "real")).digest
-    told = validation_of(what_if(recorded, Rules()), real)
-    assert (told["steps"], told["ratio"]) == (5, pytest.approx(1.0))
+    validation = validation_of(what_if(recorded, Rules()), real)
+    assert (validation["steps"], validation["ratio"]) == (5, pytest.approx(1.0))
     table = what_if(recorded, Rules()).with_columns(
         predicted_sec=pl.when(pl.col("step") == 4).then(0.0).otherwise("predicted_sec")
     )
@@ -152,5 +152,5 @@ def test_calls_that_wait_beyond_a_limit_are_not_taken_for_slow_ones(tmp_path: Pa
     shape = {"seed": 3, "steps": 2, "load_sec": 0.001}
     recorded = open_run(Queued(limit=16, **shape).write(tmp_path / "recorded")).digest
     real = open_run(Queued(limit=16, most_tokens=100, **shape).write(tmp_path / "real")).digest
-    told = validation_of(what_if(recorded, Rules(max_turn_tokens=100)), real)
-    assert abs(log(told["ratio"])) < 0.02
+    validation = validation_of(what_if(recorded, Rules(max_turn_tokens=100)), real)
+    assert abs(log(validation["ratio"])) < 0.02

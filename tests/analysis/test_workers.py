@@ -47,7 +47,7 @@ def shapley(arrivals: list[int]) -> list[float]:
         for worker in order:
             blame[worker] += max(0, arrivals[worker] - reached)
             reached = max(reached, arrivals[worker])
-    return [one / len(orders) for one in blame]
+    return [delay / len(orders) for delay in blame]
 
 
 @settings(max_examples=25, deadline=None)

@@ -23,11 +23,6 @@ ALLOWED: dict[str, set[str]] = {
     "sglang_instrument/live/reported.py": {"kept"},  # a field of records, as patch tables name it
 }
 
-#: Rooms that still have such names: a room leaves this list when its last one goes.
-NOT_DONE = {
-    "tests/analysis",
-}
-
 COMPILED = {".pyx", ".pxi", ".pxd"}
 FILES = [
     path
@@ -82,7 +77,7 @@ def refused_in(path: Path) -> list[str]:
 def classes_with_one_name() -> list[str]:
     """Return the places, as `file:line: class`, of each class whose name stands for another class, too.
 
-    Rooms that are done answer only for names that two of them share; a leading underscore makes no name.
+    A leading underscore makes no name.
     """
     places = defaultdict(list)
     for path in FILES:
@@ -91,34 +86,17 @@ def classes_with_one_name() -> list[str]:
                 if isinstance(node, ast.ClassDef):
                     place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}: class {node.name}"
                     places[node.name.lstrip("_")].append(place)
-    shared = []
-    for of_name in places.values():
-        done = [place for place in of_name if not room_of(place)]
-        if len(of_name) > 1:
-            shared += of_name if len(done) > 1 else [place for place in of_name if room_of(place)]
-    return shared
+    return [place for of_name in places.values() if len(of_name) > 1 for place in of_name]
 
 
-def room_of(place: str) -> str:
-    """Return the room of NOT_DONE in which a place lies, or an empty string."""
-    return next((room for room in sorted(NOT_DONE) if place.startswith(f"{room}/")), "")
+def test_names_are_nouns() -> None:
+    places = [place for path in FILES for place in refused_in(path)]
+    assert not places, "name what the variable holds:\n" + "\n".join(places)
 
 
-@pytest.fixture(scope="module")
-def offenders() -> list[str]:
-    """Return the places of all refused names, and of all class names that stand for two classes."""
-    variables = [place for path in FILES for place in refused_in(path)]
-    return variables + classes_with_one_name()
-
-
-def test_names_are_nouns_and_a_class_name_stands_for_one_class(offenders: list[str]) -> None:
-    places = [place for place in offenders if not room_of(place)]
-    assert not places, "name what the variable holds, or what the class is:\n" + "\n".join(places)
-
-
-def test_the_list_of_rooms_not_done_is_exact(offenders: list[str]) -> None:
-    with_offenders = {room_of(place) for place in offenders} - {""}
-    assert with_offenders == NOT_DONE, "a room without such names leaves the list"
+def test_a_class_name_stands_for_one_class() -> None:
+    places = classes_with_one_name()
+    assert not places, "name what the class is:\n" + "\n".join(places)
 
 
 @pytest.mark.parametrize(
