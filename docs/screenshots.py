@@ -78,7 +78,7 @@ def story(page: Browser, report: Path) -> None:
 def rollout(page: Browser, report: Path) -> None:
     """Picture the real rollout."""
     page.open(report, "#timeline&step=1")
-    page.choose("icicle-by", "self_sec")
+    page.choose("icicle-by", "without_nested_sec")
     shoot(page, "icicle", "events", 610)
     theme(page, dark=True)
     page.choose("t-rows", "18")

@@ -78,7 +78,7 @@ def test_the_spans_are_those_of_the_log(logs, dataset):
     ours, theirs = spans_of(dataset).drop_nulls("duration_sec"), open_run(logs).spans
     key = ["role", "worker", "step", "validate", "start_us", "end_us", "event"]
     texts = theirs.cast({pl.Categorical: pl.String, pl.Enum: pl.String})
-    for column in ("self_sec", "wall_sec", "request_id", "turn", "counts_for"):
+    for column in ("without_nested_sec", "steps_sec", "request_id", "turn", "counts_for"):
         assert ours.sort(*key, column)[column].to_list() == pytest.approx(
             texts.sort(*key, column)[column].to_list()
         )
@@ -278,7 +278,7 @@ def test_a_dataset_of_the_version_before_parts_is_converted_by_an_export(tmp_pat
     with pytest.raises(InstrumentError, match="is a dataset of an earlier version"):
         export_dataset(open_run(EARLIER / "log", cached=False), tmp_path / "old")
     export_dataset(open_run(tmp_path / "old"), tmp_path / "new")
-    asked = "select event, start_us, self_sec, request_id, extra from spans order by all"
+    asked = "select event, start_us, without_nested_sec, request_id, extra from spans order by all"
     expected = open_run(EARLIER / "log", cached=False).sql(asked)
     assert open_run(tmp_path / "old").sql(asked).equals(expected)
     assert open_run(tmp_path / "new").sql(asked).equals(expected)

@@ -34,8 +34,8 @@ def brute_paths(made: Made) -> dict[str, dict[str, float]]:
         is_open = [number for number, span in enumerate(spans) if span.start <= tick < span.end]
         working = [number for number in is_open if number not in {parents[other] for other in is_open}]
         for number in working:
-            sums[path_of(number)]["self_sec"] += TICK_US / 1e6
-            sums[path_of(number)]["wall_sec"] += TICK_US / 1e6 / len(working)
+            sums[path_of(number)]["without_nested_sec"] += TICK_US / 1e6
+            sums[path_of(number)]["steps_sec"] += TICK_US / 1e6 / len(working)
     return sums
 
 
@@ -51,7 +51,7 @@ def test_paths_have_the_times_of_their_spans(made: Made, twice: bool) -> None:
         rows = {row["path"]: row for row in table.filter(worker=worker).iter_rows(named=True)}
         assert set(rows) == set(expected)
         for path, sums in expected.items():
-            for name in ("count", "total_sec", "self_sec", "wall_sec"):
+            for name in ("count", "total_sec", "without_nested_sec", "steps_sec"):
                 assert rows[path][name] == pytest.approx(sums[name], abs=1e-5), (path, name)
 
 
@@ -60,10 +60,10 @@ def test_wall_times_of_a_worker_add_up_to_its_step_and_events_of_others_do_not_c
     run = open_run(synthetic_run(tmp_path / "exp", **shape))
     table = path_table(run)
     key = ["validate", "step", "worker"]
-    sums = table.group_by(key).agg(pl.col("wall_sec").sum()).sort(key)
+    sums = table.group_by(key).agg(pl.col("steps_sec").sum()).sort(key)
     steps = run.digest.of_workers().steps.sort(key)
     assert sums.select(key).rows() == steps.select(key).rows()
-    assert sums["wall_sec"].to_list() == pytest.approx(steps["duration_sec"].to_list(), abs=1e-3)
+    assert sums["steps_sec"].to_list() == pytest.approx(steps["duration_sec"].to_list(), abs=1e-3)
     events = {event for path in table["path"] for event in path.split(SEPARATOR)}
     assert {"total_step_duration", "turn_engine_call"} <= events
     training = table.filter(validate=False)

@@ -459,7 +459,7 @@ def test_the_page_names_each_format():
 def test_a_format_without_tokens_or_servers_has_no_numbers_of_them(few, tmp_path, capsys):
     foreign_runs.areal_traces(tmp_path, few)
     assert main(["waste", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["total"]["generated"] is None
+    assert json.loads(capsys.readouterr().out)["total"]["generated_tokens"] is None
     assert main(["turns", str(tmp_path), "--json"]) == 0
     assert {row["response_tokens"] for row in json.loads(capsys.readouterr().out)["turns"]} == {None}
     assert main(["weights", str(tmp_path), "--lineage"]) == 0

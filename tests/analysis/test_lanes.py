@@ -28,7 +28,7 @@ def nested(folder: Path) -> pl.DataFrame:
     spans = open_run(folder).spans
     positions = spans["position"]
     table = spans.select(
-        "position", "self_sec", "wall_sec", "concurrent", parent=positions.gather(spans["parent"])
+        "position", "without_nested_sec", "steps_sec", "concurrent", parent=positions.gather(spans["parent"])
     )
     return table.sort("position")
 
@@ -58,7 +58,7 @@ def test_a_clock_that_was_never_set_spoils_no_other_record(tmp_path: Path) -> No
     path.write_text(path.read_text() + json.dumps({**stray, "task": 3}) + "\n")
     after = nested(folder)
     assert len(after) == len(before) + 1
-    assert_frame_equal(after.head(len(before)).drop("wall_sec"), before.drop("wall_sec"))
+    assert_frame_equal(after.head(len(before)).drop("steps_sec"), before.drop("steps_sec"))
 
 
 def test_a_task_whose_spawner_is_in_another_file_of_the_same_step_has_no_part_there(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_field_of_the_users_own_can_be_asked_in_sql(recorded):
 
 def test_an_instant_event_of_the_users_own_is_a_row_of_spans(recorded):
     rows = open_run(recorded).sql(
-        "select request_id, turn, duration_sec, wall_sec, span, extra->>'tokens' as tokens from spans"
+        "select request_id, turn, duration_sec, steps_sec, span, extra->>'tokens' as tokens from spans"
         " where event = 'cache_hit' order by start_us"
     )
     expected = [(request, turn, None, None, None, "17") for request in ("r7", "r8") for turn in (0, 1)]

@@ -51,7 +51,7 @@ def test_self_time_is_the_time_in_which_no_child_is_open(made: Made) -> None:
             expected[made.spans[number]] += 1
     got: dict[Span, float] = defaultdict(float)
     for row in read(made).spans.iter_rows(named=True):
-        got[key_of(row)] += row["self_sec"]
+        got[key_of(row)] += row["without_nested_sec"]
     for span in made.spans:
         assert got[span] == pytest.approx(expected[span] * TICK_US / 1e6, abs=1e-5)
 

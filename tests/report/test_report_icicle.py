@@ -62,7 +62,7 @@ def box_of(page: Browser, event: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("by", ["wall_sec", "self_sec"])
+@pytest.mark.parametrize("by", ["steps_sec", "without_nested_sec"])
 @pytest.mark.parametrize("scope", ["step", "run"])
 def test_a_box_is_as_wide_as_the_time_of_its_event(page: Browser, run: Run, scope: str, by: str) -> None:
     page.choose("icicle-scope", scope).choose("icicle-by", by)
@@ -130,7 +130,7 @@ def test_keys_move_zoom_in_and_go_out_again(page: Browser) -> None:
 def test_one_worker_is_shown_alone_and_another_step_as_a_whole(page: Browser, run: Run) -> None:
     page.choose("icicle-worker", 1)
     table = path_table(run).filter(step=67, worker=1)
-    assert page.js(f"{STATE}.tree.nodes.get(-1).all") == pytest.approx(table["wall_sec"].sum(), abs=1e-4)
+    assert page.js(f"{STATE}.tree.nodes.get(-1).all") == pytest.approx(table["steps_sec"].sum(), abs=1e-4)
     assert "step 67, worker 1" in page.js(SAID)
     node, _, _ = box_of(page, "async_generate_duration")
     page.do("sglangReport.icicleZoom(arguments[0])", node)
@@ -172,7 +172,7 @@ def test_many_paths_are_summed_up_and_lose_no_time(run: Run, monkeypatch: pytest
     assert all(parent < node for node, parent in enumerate(tree["parent"]))
     whole = tree["views"]["67"][0]
     of_step = table.filter(step=67)
-    for name in ("count", "total_sec", "self_sec", "wall_sec"):
+    for name in ("count", "total_sec", "without_nested_sec", "steps_sec"):
         assert sum(whole[name]) == pytest.approx(of_step[name].sum(), abs=1e-3)
     assert len(tree["views"]["67"]) < 4
 

@@ -16,8 +16,8 @@ _PATHS: Final = {
     "phase": pl.String,
     "count": pl.Int64,
     "total_sec": pl.Float64,
-    "self_sec": pl.Float64,
-    "wall_sec": pl.Float64,
+    "without_nested_sec": pl.Float64,
+    "steps_sec": pl.Float64,
 }
 
 
@@ -31,16 +31,16 @@ def event_table(spans: pl.DataFrame, instants: pl.DataFrame | None = None) -> pl
     Returns:
         `event`, `phase`, `count`; `total_sec`: sum of the durations, in which nested and concurrent spans
         count several times; `without_nested_sec`: the same without the time of child spans; `steps_share`:
-        sum of `wall_sec` over that of all events, so that shares add up to 1; `p50_sec`, `p99_sec` and
+        sum of `steps_sec` over that of all events, so that shares add up to 1; `p50_sec`, `p99_sec` and
         `max_sec` of the durations, interpolated linearly. Instant events have null there.
     """
     duration = pl.col("duration_sec")
-    whole = spans["wall_sec"].sum()
+    whole = spans["steps_sec"].sum()
     table = spans.group_by(pl.col("event").cast(pl.String), pl.col("phase").cast(pl.String)).agg(
         count=pl.len().cast(pl.Int64),
         total_sec=duration.sum(),
-        without_nested_sec=pl.col("self_sec").sum(),
-        steps_share=pl.col("wall_sec").sum() / whole if whole else pl.lit(0.0),
+        without_nested_sec=pl.col("without_nested_sec").sum(),
+        steps_share=pl.col("steps_sec").sum() / whole if whole else pl.lit(0.0),
         p50_sec=duration.quantile(0.5, "linear"),
         p99_sec=duration.quantile(0.99, "linear"),
         max_sec=duration.max(),
@@ -61,8 +61,8 @@ def path_table(run: Run) -> pl.DataFrame:
     Returns:
         step, validate, worker; path: the events from the outermost span down, with `event_paths.SEPARATOR`
         between them; phase: what the spans count for; count: of the spans; total_sec: sum of their durations;
-        self_sec and wall_sec: sums of these, without those of nested spans. The wall times of a step of a
-        worker add up to its duration.
+        without_nested_sec and steps_sec: sums of these, without those of nested spans. The `steps_sec` of a
+        step of a worker add up to its duration.
     """
     steps = run.digest.of_workers().steps
     numbers = steps["step"].drop_nulls().unique().sort().to_list()
@@ -73,7 +73,7 @@ def path_table(run: Run) -> pl.DataFrame:
     of_steps = sums.join(steps.select(_OF_STEP).unique(), on=_OF_STEP, how="semi")
     return (
         of_steps.group_by("step", "validate", "worker", "path", maintain_order=True)
-        .agg(pl.col("phase").first(), pl.col("count", "total_sec", "self_sec", "wall_sec").sum())
+        .agg(pl.col("phase").first(), pl.col("count", "total_sec", "without_nested_sec", "steps_sec").sum())
         .select(*_PATHS)
         .sort("validate", "step", "worker", "path")
     )

@@ -64,9 +64,9 @@ def waterfall(
         instants: Instant events, to be shown as well.
 
     Returns:
-        event, turn, start_sec since the request began, duration_sec, self_sec, active_sec where measured, and
-        depth below the request; the spans' `all_fields.TEXT_COLUMNS`, if they have them. Instant events have
-        no duration.
+        event, turn, start_sec since the request began, duration_sec, without_nested_sec, active_sec where
+        measured, and depth below the request; the spans' `all_fields.TEXT_COLUMNS`, if they have them.
+        Instant events have no duration.
     """
     of_request = pl.lit(False) if request_id is None else pl.col("request_id") == request_id
     mine = spans.filter(of_request).sort("start_us", "span")
@@ -74,7 +74,7 @@ def waterfall(
     texts = [name for name in TEXT_COLUMNS if name in mine.columns]
     return _placed(mine, instants).select(
         pl.col("event").cast(pl.String),
-        *("turn", "duration_sec", "self_sec", "active_sec", *texts),
+        *("turn", "duration_sec", "without_nested_sec", "active_sec", *texts),
         start_sec=(pl.col("start_us") - pl.col("start_us").min()) / 1e6,
         depth="depth",
     )

@@ -33,7 +33,7 @@ def step_table(digest: Digest) -> pl.DataFrame:
         p50_sec, p99_sec, max_sec: Of the requests' durations, interpolated linearly.
         straggler_share: 1 - t80 / t100, the share of time in which the last 20 % of the requests run; t80 and
             t100 are the seconds from their worker's start of the step until 80 % and all of them are done.
-        share_<phase>: The phase's share, from 0 to 1, of all workers' time, by `wall_sec` and `counts_for`.
+        share_<phase>: The phase's share, from 0 to 1, of all workers' time, by `steps_sec` and `counts_for`.
         start_us: Earliest start, on the clock of that worker's host.
     """
     digest = digest.of_workers()

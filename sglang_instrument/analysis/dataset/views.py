@@ -25,8 +25,8 @@ _END_US: Final = "(start_us + CAST(trunc(coalesce(duration_sec, 0.0) * 1e6) AS B
 _OF_RECORDS: Final = {
     "end_us": _END_US,
     "timestamp": f"make_timestamptz({_END_US})",
-    "self_sec": "coalesce(self_sec, duration_sec)",
-    "wall_sec": "coalesce(wall_sec, self_sec, duration_sec)",
+    "without_nested_sec": "coalesce(without_nested_sec, duration_sec)",
+    "steps_sec": "coalesce(steps_sec, without_nested_sec, duration_sec)",
 }
 #: A row for each event, field and type of its values in JSON.
 _FIELDS: Final = """

@@ -123,7 +123,7 @@ class Digest:
 
     @classmethod
     def of(cls, spans: pl.DataFrame) -> "Digest":
-        """Aggregate nested spans with `wall_sec`; some rows of the run may be missing."""
+        """Aggregate nested spans with `steps_sec`; some rows of the run may be missing."""
         place, places = assign_group_ids(spans, PLACE)
         rows = _renumbered(spans).with_columns(place=place).with_row_index("row")
         return cls._fitted(roll_up(rows, spans, places, critical_path(rows)))

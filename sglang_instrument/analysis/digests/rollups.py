@@ -32,7 +32,7 @@ def roll_up(
     """Return the tables of a digest by name.
 
     Args:
-        spans: Nested spans with `wall_sec`. `span` numbers them from 0, `row` is the row in `records`,
+        spans: Nested spans with `steps_sec`. `span` numbers them from 0, `row` is the row in `records`,
             `place` the row in `places`.
         records: Further columns of the spans, and records that may hold the reward of a request.
         places: Columns of `PLACE`; `place` of records is the row in them.
@@ -68,16 +68,16 @@ def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
         start_us=pl.col("start_us").min(),
         end_us=pl.col("end_us").max(),
         duration_sec=pl.col("duration_sec").sum(),
-        unaccounted_sec=pl.col("self_sec").sum(),
+        unaccounted_sec=pl.col("without_nested_sec").sum(),
     )
     if len(steps) < places:
         steps = pl.concat([steps, _extents(spans.join(steps, on="place", how="anti"))])
-    barriers = spans.filter(_is_of("barrier")).group_by("place").agg(barrier_sec=pl.col("wall_sec").sum())
+    barriers = spans.filter(_is_of("barrier")).group_by("place").agg(barrier_sec=pl.col("steps_sec").sum())
     cell = pl.col("place") * len(PHASES) + pl.col("counts_for").to_physical()
-    wall_secs = spans.group_by(cell=cell).agg(pl.col("wall_sec").sum())
+    by_cell = spans.group_by(cell=cell).agg(pl.col("steps_sec").sum())
     phase = pl.col("cell") % len(PHASES)
-    shares = wall_secs.group_by(place=pl.col("cell") // len(PHASES)).agg(
-        pl.col("wall_sec").filter(phase == number).sum().alias(f"wall_{name}")
+    shares = by_cell.group_by(place=pl.col("cell") // len(PHASES)).agg(
+        pl.col("steps_sec").filter(phase == number).sum().alias(f"wall_{name}")
         for number, name in enumerate(PHASES)
     )
     steps = steps.join(barriers, on="place", how="left").join(shares, on="place", how="left")

@@ -18,8 +18,8 @@ def path_sums(records: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         source, role, step, validate, worker; path: the events, with `SEPARATOR` between them; phase: what its
-        spans count for; count: of its spans; total_sec: sum of their durations; self_sec and wall_sec: sums
-        of these, in which nested spans do not count.
+        spans count for; count: of its spans; total_sec: sum of their durations; without_nested_sec and
+        steps_sec: sums of these, in which nested spans do not count.
     """
     spans = split_wall_time(*nest_and_clip(records))
     number, paths = _number_paths(spans)
@@ -27,8 +27,8 @@ def path_sums(records: pl.DataFrame) -> pl.DataFrame:
         phase=pl.col("counts_for").cast(pl.String).first(),
         count=pl.len().cast(pl.Int64),
         total_sec=pl.col("duration_sec").sum(),
-        self_sec=pl.col("self_sec").sum(),
-        wall_sec=pl.col("wall_sec").sum(),
+        without_nested_sec=pl.col("without_nested_sec").sum(),
+        steps_sec=pl.col("steps_sec").sum(),
     )
     return sums.with_columns(pl.col("role").cast(pl.String), path=paths.gather(sums["path"]))
 

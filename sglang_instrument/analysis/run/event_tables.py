@@ -14,7 +14,7 @@ _OF_WORKER = ("source", "role", "step", "validate", "worker")
 def event_rows(records: pl.DataFrame) -> pl.DataFrame:
     """Return the columns of spans and instant events that `events.event_table` needs."""
     columns = (*_OF_WORKER, "event", "phase", "duration_sec")
-    spans = split_wall_time(*nest_and_clip(records)).select(*columns, "self_sec", "wall_sec")
+    spans = split_wall_time(*nest_and_clip(records)).select(*columns, "without_nested_sec", "steps_sec")
     instants = records.filter(pl.col("duration_sec").is_null()).select(columns)
     return pl.concat([spans, instants], how="diagonal").cast({pl.Categorical: pl.String})
 
@@ -39,5 +39,5 @@ def event_times(records: pl.DataFrame, events: Sequence[str]) -> pl.DataFrame:
     key = [*_OF_WORKER, "request_id", "event"]
     reach = pl.col("end_us").cum_max().shift(1).over(key).fill_null(pl.col("start_us"))
     fresh = (pl.col("end_us") - pl.max_horizontal("start_us", reach)).clip(lower_bound=0) * US
-    sec = pl.when(pl.col("request_id").is_null()).then("self_sec").otherwise(fresh)
+    sec = pl.when(pl.col("request_id").is_null()).then("without_nested_sec").otherwise(fresh)
     return chosen.with_columns(sec=sec).group_by(key, maintain_order=True).agg(pl.col("sec").sum())

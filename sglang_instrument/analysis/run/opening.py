@@ -34,6 +34,7 @@ from sglang_instrument.analysis.run.other_logs import local_executor, tell_forei
 from sglang_instrument.analysis.run.outside import only_in_steps
 from sglang_instrument.analysis.run.pruned import PATHS, kept_table, pruned_words
 from sglang_instrument.analysis.store.parts import is_dataset
+from sglang_instrument.analysis.store.records import EARLIER_NAMES
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 from sglang_instrument.errors import LogError
@@ -202,8 +203,8 @@ class Run:
         """Return all events of some steps and one worker, in a few columns; None stands for all.
 
         Returns:
-            role, step, validate, worker, event, phase, duration_sec, self_sec, wall_sec; instant events have
-            null.
+            role, step, validate, worker, event, phase, duration_sec, without_nested_sec, steps_sec; instant
+            events have null.
         """
         return self.read_tables("events", (), step, worker, validate, progress)
 
@@ -214,6 +215,7 @@ class Run:
         of_pruned = kept_table(self.home, files, PATHS)
         if of_pruned is None:
             return sums
+        of_pruned = of_pruned.rename(EARLIER_NAMES, strict=False)
         return pl.concat([sums, self._newest(of_pruned, files)], how="diagonal")
 
     def event_times(self, events: Sequence[str], progress: Progress | None = None) -> pl.DataFrame:

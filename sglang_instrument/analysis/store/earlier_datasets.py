@@ -19,7 +19,7 @@ from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.store.descriptions import copy_descriptions
 from sglang_instrument.analysis.store.part_records import other_lines, save_lines
 from sglang_instrument.analysis.store.parts import DAMAGED, PARTS, Part, fill_part, records_of, write_index
-from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, RECORDS
+from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, EARLIER_NAMES, RECORDS
 from sglang_instrument.analysis.store.store import group_files
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular
@@ -78,7 +78,7 @@ def _rows_of(files: Sequence[str], paths: Sequence[Path]) -> pl.DataFrame:
     wanted = [pl.DataFrame(schema=COLUMNS_OF_RECORDS)]
     for path in paths:
         spans = pl.scan_parquet(path, hive_partitioning=True, hive_schema=_PARTITIONS)
-        rows = spans.filter(pl.col("file").is_in(files)).collect()
+        rows = spans.filter(pl.col("file").is_in(files)).collect().rename(EARLIER_NAMES, strict=False)
         present = {name: kind for name, kind in COLUMNS_OF_RECORDS.items() if name in rows.columns}
         rows = rows.sort("end_us", "span", descending=[False, True])  # a child ends before its parent
         wanted.append(rows.select(pl.col(name).cast(kind) for name, kind in present.items()))

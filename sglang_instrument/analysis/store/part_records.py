@@ -184,13 +184,13 @@ def _readable(folder: Path) -> Iterator[None]:
 
 
 def is_nested(folder: Path) -> bool:
-    """Return whether the records of a part tell how their spans are nested.
+    """Return whether the records of a part tell how their spans are nested, by the names of today.
 
     Raises:
         LogError: They cannot be read.
     """
     with _readable(folder):
-        return "span" in _table(folder, RECORDS).collect_schema().names()
+        return "steps_sec" in _table(folder, RECORDS).collect_schema().names()
 
 
 def copy_records(target: SafeFolder, folder: Path, files: Sequence[File]) -> None:

@@ -14,18 +14,20 @@ from sglang_instrument.safe_files.folder import SafeFolder
 #: The table of records in a part. What `prune` keeps lacks the columns of the nesting, a third of the bytes.
 RECORDS: Final = "records"
 _OF_NESTING: Final[dict[str, Any]] = {
-    "self_sec": pl.Float64,
-    "wall_sec": pl.Float64,
+    "without_nested_sec": pl.Float64,
+    "steps_sec": pl.Float64,
     "counts_for": pl.String,
     "span": pl.Int64,
     "parent": pl.Int64,
     "concurrent": pl.Boolean,
 }
+#: Columns of the nesting as earlier versions called them, with their names now.
+EARLIER_NAMES: Final = {"self_sec": "without_nested_sec", "wall_sec": "steps_sec"}
 # What other columns tell: the view of SQL and `part_records` make them again.
 _DERIVED: Final = frozenset({"end_us", "position", "source"})
 #: The columns of a table of records, whose rows are in the order of the lines. `file` and `run_id` say who
-#: wrote a record. `self_sec` is null where it is the duration, `wall_sec` where it is `self_sec`. `STAMPS`
-#: tell a timestamp that is not the end of its record.
+#: wrote a record. `without_nested_sec` is null where it is the duration, `steps_sec` where it is
+#: `without_nested_sec`. `STAMPS` tell a timestamp that is not the end of its record.
 COLUMNS_OF_RECORDS: Final[dict[str, Any]] = {
     "file": pl.String,
     "run_id": pl.String,
@@ -50,12 +52,12 @@ def record_rows(reading: Reading) -> pl.DataFrame:
     instants = records.filter(pl.col("duration_sec").is_null())
     rows = pl.concat([pl.DataFrame(schema=STAMPS), spans, instants], how="diagonal")
     rows = with_files(rows, reading).sort("position")
-    self_sec, wall, duration = pl.col("self_sec"), pl.col("wall_sec"), pl.col("duration_sec")
+    rest, steps, duration = map(pl.col, ("without_nested_sec", "steps_sec", "duration_sec"))
     # As text: not every reader of Parquet knows categories.
     rows = rows.with_columns(
         pl.col(pl.Categorical, pl.Enum).cast(pl.String),
-        self_sec=pl.when(self_sec != duration).then(self_sec),
-        wall_sec=pl.when(wall != self_sec).then(wall),
+        without_nested_sec=pl.when(rest != duration).then(rest),
+        steps_sec=pl.when(steps != rest).then(steps),
     )
     return rows.select(*(pl.col(name).cast(kind) for name, kind in COLUMNS_OF_RECORDS.items()), "source")
 

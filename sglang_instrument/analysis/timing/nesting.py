@@ -33,7 +33,7 @@ def nest(records: pl.DataFrame) -> pl.DataFrame:
             null.
         counts_for: The phase; for a span of phase "other", that of the work around it.
         fresh_sec: The part of the parent's time that this child covers and no earlier child does.
-        self_sec: The duration minus the union of the children's times.
+        without_nested_sec: The duration minus the union of the children's times.
     """
     return nest_and_clip(records)[0]
 
@@ -52,9 +52,12 @@ def nest_and_clip(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     )
     children = clipped_children(spans)
     fresh, covered_us = _covered_times(spans, children)
-    self_sec = (pl.col("duration_sec") - covered_us * US).clip(lower_bound=0.0)
+    rest_sec = (pl.col("duration_sec") - covered_us * US).clip(lower_bound=0.0)
     spans = spans.with_columns(
-        step_span=_step_spans(spans), counts_for=_counted_phases(spans), fresh_sec=fresh, self_sec=self_sec
+        step_span=_step_spans(spans),
+        counts_for=_counted_phases(spans),
+        fresh_sec=fresh,
+        without_nested_sec=rest_sec,
     )
     return spans, children
 

@@ -10,10 +10,10 @@ from sglang_instrument.analysis.timing.nesting import clipped_children
 
 
 def split_wall_time(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return nested spans with `wall_sec`: the time of a step, split equally over the spans at work.
+    """Return nested spans with `steps_sec`: the time of a step, split equally over the spans at work.
 
     A running span is at work while none of its children runs. With k(t) spans of a worker's step at work at
-    time t, wall_sec(s) is the integral of 1 / k(t) over the times when s is at work. So the sum over a
+    time t, steps_sec(s) is the integral of 1 / k(t) over the times when s is at work. So the sum over a
     worker's step is the duration of that step. Spans outside of every step get 0. `children` is the result of
     `nesting.clipped_children`, if already computed.
     """
@@ -30,7 +30,7 @@ def split_wall_time(spans: pl.DataFrame, children: pl.DataFrame | None = None) -
     wall_us = wall_us.scatter(between["span"].filter(last), up_to - before.to_series())
     spans_of_rest = rest["span"]
     wall_us = wall_us.scatter(spans_of_rest, wall_us.gather(spans_of_rest) + share_us.tail(len(rest)))
-    return spans.with_columns(wall_sec=wall_us * US)
+    return spans.with_columns(steps_sec=wall_us * US)
 
 
 def self_intervals(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:

@@ -24,11 +24,11 @@ estimates what refilling single samples in place of whole groups would save.
 TABLES: Final = (WASTE,)
 _ENGINE: Final = {
     "requests": Key("integer", "requests of the engines, validation included"),
-    "generated": Key("integer", "tokens of all their replies"),
-    "aborted": Key("integer", "of these, tokens of requests that were aborted"),
-    "abandoned": Key("integer", "requests that ended without an answer, whose tokens are not known"),
+    "generated_tokens": Key("integer", "of all their replies"),
+    "aborted_tokens": Key("integer", "of these, those of requests that were aborted"),
+    "abandoned_requests": Key("integer", "those that ended without an answer, whose tokens are not known"),
     "retractions": Key("integer", "how often a request was taken back"),
-    "computed_again": Key("integer", "tokens that the engines had to compute again for them"),
+    "computed_again_tokens": Key("integer", "those that the engines had to compute again for them"),
 }
 ANSWER: Final = {
     "folder": FOLDER,

@@ -48,13 +48,13 @@ def waste_section(run: Run) -> dict[str, Any] | None:
     fates = waste.with_engine_tokens(run, sample_fates(run.digest))
     table = waste.waste_table(fates, run.digest)
     total, engine = waste.totals(table), waste.engine_waste(run)
-    if total is None or not (total["wasted"] or logs_consumption(run.digest)):
+    if total is None or not (total["wasted_tokens"] or logs_consumption(run.digest)):
         return None
     words = [*waste_words(total, engine), *waste.missing_of(fates, run.digest, engine)]
-    section = _section(table, words, "wasted", "step")
+    section = _section(table, words, "wasted_tokens", "step")
     for row in [*section["rows"], total]:
-        whole = row["generated"]
-        row["shares"] = [row[name] / whole if whole and row[name] is not None else None for name in _FATES]
+        whole, parts = row["generated_tokens"], [row[f"{name}_tokens"] for name in _FATES]
+        row["shares"] = [part / whole if whole and part is not None else None for part in parts]
     return {**section, "headings": list(_FATES.values()), "total": total}
 
 

@@ -17,7 +17,7 @@ _REST: Final = "(other events)"
 _MOST_ROWS: Final = 40_000  # a row is a path of a worker of a step; with more, fewer workers have their own
 _MOST_WORKERS: Final = 64
 _RUN: Final = ""  # the key of the run in `views`
-_SUMS: Final = ("count", "total_sec", "self_sec", "wall_sec")
+_SUMS: Final = ("count", "total_sec", "without_nested_sec", "steps_sec")
 
 _Path = tuple[str, ...]
 
@@ -33,7 +33,7 @@ def icicle(table: pl.DataFrame, chosen: Sequence[Chosen]) -> dict[str, Any]:
         `event`, `phase`, `parent`: of each node; a root has the parent -1, and parents stand before their
         children. `views`: for each step's key, and for "", which is all training steps: a list with the sums
         over all workers, whose `worker` is None, and those of each worker. They hold `node`, the numbers of
-        the nodes, and for each `count`, `total_sec`, `self_sec` and `wall_sec`, as in the table.
+        the nodes, and for each `count`, `total_sec`, `without_nested_sec` and `steps_sec`, as in the table.
     """
     table, paths = _bounded(table)
     texts = [SEPARATOR.join(path) for path in paths]
@@ -73,8 +73,8 @@ def _sums(rows: pl.DataFrame, worker: int | None) -> dict[str, Any]:
 
 def _bounded(table: pl.DataFrame) -> tuple[pl.DataFrame, list[_Path]]:
     """Return the table with short paths summed up, and its paths, parents first."""
-    sums = table.group_by("path").agg(pl.col("wall_sec", "self_sec").sum()).sort("path")
-    known = {tuple(path.split(SEPARATOR)): (wall, self_sec) for path, wall, self_sec in sums.iter_rows()}
+    sums = table.group_by("path").agg(pl.col("steps_sec", "without_nested_sec").sum()).sort("path")
+    known = {tuple(path.split(SEPARATOR)): tuple(times) for path, *times in sums.iter_rows()}
     longest = _longest(known)
     if len(longest) < len(known):
         renamed = {SEPARATOR.join(path): SEPARATOR.join(_kept_path(path, longest)) for path in known}

@@ -67,7 +67,7 @@ def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes
         "depth": ("u1", spans["depth"].to_list()),
         "turn": ("u1", spans["turn"].clip(0, 254).fill_null(255).to_list()),
         "flags": ("u1", spans["flags"].to_list()),
-        "self": ("u4", (spans["self_sec"] * 1e6 / tick_us).cast(pl.Int64).to_list()),
+        "self": ("u4", (spans["without_nested_sec"] * 1e6 / tick_us).cast(pl.Int64).to_list()),
         "active": ("u4", _active_ticks(spans, tick_us)),
         "words": ("u4", [number_of[words] for words in spans["fields"]]),
     }
@@ -105,7 +105,7 @@ def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFram
         "start_us",
         "end_us",
         "depth",
-        "self_sec",
+        "without_nested_sec",
         "active_sec",
         "fields",
         pl.col("event").cast(pl.String),
@@ -166,7 +166,7 @@ def _still_open(run: Run, chosen: Chosen, spans: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(
         depth=oldest_first.cast(pl.Int64),
         active_sec=pl.lit(None, pl.Float64),
-        self_sec=pl.lit(0.0),
+        without_nested_sec=pl.lit(0.0),
         fields=pl.lit(""),
     )
 

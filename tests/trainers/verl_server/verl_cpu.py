@@ -106,7 +106,7 @@ def _without_flash_attention(load, *args, **more):
 
 
 def _share_patiently(storage, share):
-    """Share a storage by a file, although torch gives its manager process a second to answer, on any machine."""
+    """Share a storage by a file, although torch gives its manager only a second to answer, on any machine."""
     for _ in range(SHARINGS - 1):
         try:
             return share(storage)

@@ -39,8 +39,13 @@ _NO_DROP: Final = (
     "trainer does not log it. The tables of verl's asynchronous recipes record it, that of slime what is "
     "filtered; a trainer of your own does by event('samples_dropped', samples=[...], reason='{first}')"
 )
-#: Columns of tokens in `waste_table`, which add up to `generated`.
+#: What becomes of tokens: `waste_table` has a column of each, and these add up to `generated_tokens`.
 FATES: Final = (USED, WAITING, UNKNOWN, *REASONS)
+
+
+def tokens_of(fate: str) -> str:
+    """Return the name of the column with the tokens of one of FATES."""
+    return f"{fate}_tokens"
 
 
 def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
@@ -51,12 +56,13 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
         digest: Of the run.
 
     Returns:
-        step; requests; generated: tokens of all replies, null if no request logs its tokens; a column of
-        tokens for each of FATES, which add up to `generated`, null where the trainer logs nothing of the
-        kind; wasted: those of REASONS, null if the log tells none of them; uncounted_requests: requests whose
-        tokens are not logged; used_at_limit: of `used`, tokens of replies that ended at their limit;
-        equal_rewards: of `used`, tokens of groups whose rewards are all equal, which teach a group-relative
-        trainer nothing; null where use, or the reason of an end, or groups and rewards are not logged.
+        step; requests; generated_tokens: of all replies, null if no request logs its tokens; the column
+        `tokens_of` each of FATES, which add up to `generated_tokens`, null where the trainer logs nothing of
+        the kind; wasted_tokens: those of REASONS, null if the log tells none of them; uncounted_requests:
+        requests whose tokens are not logged; used_at_limit_tokens: of `used_tokens`, those of replies that
+        ended at their limit; equal_rewards_tokens: of `used_tokens`, those of groups whose rewards are all
+        equal, which teach a group-relative trainer nothing; null where use, or the reason of an end, or
+        groups and rewards are not logged.
     """
     tokens = pl.col("generated_tokens")
     rows = fates.with_columns(flat=_is_flat(fates))
@@ -65,23 +71,25 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
     by_fate = [
         pl.when(is_counted & (name in known_fates))
         .then(tokens.filter(pl.col("fate") == name).sum())
-        .alias(name)
+        .alias(tokens_of(name))
         for name in FATES
     ]
     is_used = pl.col("fate") == USED
     flat = tokens.filter(is_used & pl.col("flat").fill_null(False)).sum()
     cut = tokens.filter(is_used & (pl.col("finish_reason") == _LENGTH).fill_null(False)).sum()
     tells_cut = is_counted & (USED in known_fates) & (fates["finish_reason"].count() > 0)
+    tells_flat = is_counted & (USED in known_fates) & (pl.col("flat").count() > 0)
     table = rows.group_by("step").agg(
         *by_fate,
         requests=pl.len().cast(pl.Int64),
-        generated=pl.when(is_counted).then(tokens.sum()),
+        generated_tokens=pl.when(is_counted).then(tokens.sum()),
         uncounted_requests=tokens.null_count().cast(pl.Int64),
-        used_at_limit=pl.when(tells_cut).then(cut),
-        equal_rewards=pl.when(is_counted & (USED in known_fates) & (pl.col("flat").count() > 0)).then(flat),
+        used_at_limit_tokens=pl.when(tells_cut).then(cut),
+        equal_rewards_tokens=pl.when(tells_flat).then(flat),
     )
-    wasted = pl.when(pl.any_horizontal(pl.col(REASONS).is_not_null())).then(pl.sum_horizontal(REASONS))
-    return table.with_columns(wasted=wasted).sort("step")
+    reasons = list(map(tokens_of, REASONS))
+    wasted = pl.when(pl.any_horizontal(pl.col(reasons).is_not_null())).then(pl.sum_horizontal(reasons))
+    return table.with_columns(wasted_tokens=wasted).sort("step")
 
 
 def with_engine_tokens(run: Run, fates: pl.DataFrame) -> pl.DataFrame:
@@ -142,8 +150,9 @@ def missing_of(fates: pl.DataFrame, digest: Digest, engine: dict[str, int | None
             "the engines' own processes logged nothing: retractions are not known. SGLANG_INSTRUMENT=1 in "
             'their environment records them, with engine_detail="requests" (the default)'
         )
-    elif engine["abandoned"]:
-        said.append(f"{engine['abandoned']:,} requests of the engines log no tokens: nobody waited for them")
+    elif engine["abandoned_requests"]:
+        abandoned = engine["abandoned_requests"]
+        said.append(f"{abandoned:,} requests of the engines log no tokens: nobody waited for them")
     return said
 
 
@@ -170,10 +179,10 @@ def engine_waste(run: Run) -> dict[str, int | None] | None:
     """Return what the engines' own processes logged; None without such logs.
 
     Returns:
-        requests; generated: tokens of all their replies; aborted: of these, of requests that were aborted;
-        abandoned: requests that ended without an answer, whose tokens are not known; retractions: how often
-        a request was taken back; computed_again: tokens that the engine had to compute again for them. Null
-        where the engine's log does not tell.
+        requests; generated_tokens: of all their replies; aborted_tokens: of these, of requests that were
+        aborted; abandoned_requests: those that ended without an answer, whose tokens are not known;
+        retractions: how often a request was taken back; computed_again_tokens: those that the engine had to
+        compute again for them. Null where the engine's log does not tell.
     """
     if not engine_files(run):
         return None
@@ -185,10 +194,10 @@ def engine_waste(run: Run) -> dict[str, int | None] | None:
     tells_ends = (tokens.count() > 0) & (pl.col("finish_reason").count() > 0)
     row = table.select(
         requests=pl.len().cast(pl.Int64),
-        generated=_known_sum("completion_tokens"),
-        aborted=pl.when(tells_ends).then(tokens.filter(is_aborted.fill_null(False)).sum()),
-        abandoned=tokens.null_count().cast(pl.Int64),
+        generated_tokens=_known_sum("completion_tokens"),
+        aborted_tokens=pl.when(tells_ends).then(tokens.filter(is_aborted.fill_null(False)).sum()),
+        abandoned_requests=tokens.null_count().cast(pl.Int64),
         retractions=_known_sum("retractions"),
-        computed_again=_known_sum("retracted_tokens"),
+        computed_again_tokens=_known_sum("retracted_tokens"),
     )
     return row.row(0, named=True)

@@ -40,16 +40,16 @@ def waste_words(total: Mapping[str, Any] | None, engine: Mapping[str, Any] | Non
         engine: Of `waste.engine_waste`.
     """
     said = []
-    if total is not None and total["generated"]:
+    if total is not None and total["generated_tokens"]:
         said.append(_thrown_away(total))
-        if total["used_at_limit"]:
-            said.append(f"{total['used_at_limit']:,} tokens were used of replies that hit their limit")
-    if engine is not None and engine["generated"] is not None:
-        aborted, again = engine["aborted"], engine["computed_again"]
+        if at_limit := total["used_at_limit_tokens"]:
+            said.append(f"{at_limit:,} tokens were used of replies that hit their limit")
+    if engine is not None and engine["generated_tokens"] is not None:
+        aborted, again = engine["aborted_tokens"], engine["computed_again_tokens"]
         ended = "" if aborted is None else f", {aborted:,} of them in aborted ones"
         more = "" if again is None else f", {again:,} tokens computed again after retractions"
         said.append(
-            f"the engines' own logs, validation included: {engine['generated']:,} tokens in "
+            f"the engines' own logs, validation included: {engine['generated_tokens']:,} tokens in "
             f"{engine['requests']:,} requests{ended}{more}"
         )
     return said
@@ -57,7 +57,7 @@ def waste_words(total: Mapping[str, Any] | None, engine: Mapping[str, Any] | Non
 
 def _thrown_away(total: Mapping[str, Any]) -> str:
     """Return how many tokens were thrown away; a lower limit where the fate of some is not known."""
-    generated, wasted, unknown = (total[name] for name in ("generated", "wasted", "unknown"))
+    generated, wasted, unknown = (total[f"{name}_tokens"] for name in ("generated", "wasted", "unknown"))
     if wasted is None or (unknown and not wasted):
         return f"what became of {unknown or generated:,} of {generated:,} generated tokens is not known"
     least = "at least " if unknown else ""

@@ -23,7 +23,14 @@ REQUEST_EVENTS: Final = Table(
         Column("turn", "the turn that it belongs to", "ordinal", gives_way=3),
         Column("start_sec", "its begin, after the begin of the request", "fine time"),
         Column("duration_sec", "its duration; null for instant events", "fine time", former_title="time"),
-        Column("self_sec", "the same without the events below it", "fine time", gives_way=1),
+        Column(
+            "without_nested_sec",
+            "the same without the events below it",
+            "fine time",
+            gives_way=1,
+            formerly="self_sec",
+            former_title="self",
+        ),
         Column(
             "active_sec",
             "how long its coroutine held the event loop; else it was suspended",

@@ -26,12 +26,16 @@ SPANS: Final = Table(
         Column("duration_sec", "wall time; null for instant events", "time"),
         Column("timestamp", "end, as a timestamp", "timestamp"),
         Column(
-            "self_sec", "duration less the time that spans inside it cover; null for instant events", "time"
+            "without_nested_sec",
+            "duration less the time that spans inside it cover; null for instant events",
+            "time",
+            formerly="self_sec",
         ),
         Column(
-            "wall_sec",
+            "steps_sec",
             "its part of its worker's step; they add up to the step; null for instant events",
             "time",
+            formerly="wall_sec",
         ),
         Column("active_sec", "time in which it held the event loop; null if not measured", "time"),
         Column("device_sec", "GPU time; null if not measured", "time"),

@@ -24,37 +24,45 @@ def _make(run: Run) -> pl.DataFrame:
 
 def _share_of(name: str) -> Callable[[Mapping[str, Any]], float | None]:
     def share(row: Mapping[str, Any]) -> float | None:
-        whole, part = row["generated"], row[name]
+        whole, part = row["generated_tokens"], row[name]
         return part / whole if whole and part is not None else None
 
     return share
 
 
 def _tokens(
-    name: str, meaning: str, gives_way: int = 0, formerly: str = "", former_title: str = ""
+    fate: str, meaning: str, gives_way: int = 0, formerly: str = "", former_title: str = ""
 ) -> Column:
     """Return a column of tokens, of which a terminal shows the share in all generated tokens."""
+    name = f"{fate}_tokens"
     return Column(
         name,
-        f"tokens {meaning}; a terminal shows their share in `generated`",
+        f"those {meaning}; a terminal shows their share in `generated_tokens`",
         "count",
         gives_way,
+        title=fate.replace("_", " "),
         cell=_share_of(name),
         shown_as="share",
-        formerly=formerly,
+        formerly=formerly or fate,
         former_title=former_title,
     )
 
 
 WASTE: Final = Table(
     name="waste",
-    row="a step of the rollout; used, waiting, unknown and the reasons add up to generated",
+    row="a step of the rollout; used, waiting, unknown and the reasons add up to generated_tokens",
     commands=("waste",),
     make=_make,
     columns=(
         Column("step", "the step of the rollout", "id"),
         Column("requests", "how many", "count", terminal=False),
-        Column("generated", "tokens of all replies, each counted once", "count"),
+        Column(
+            "generated_tokens",
+            "of all replies, each counted once",
+            "count",
+            title="generated",
+            formerly="generated",
+        ),
         _tokens("used", "that the trainer took"),
         _tokens("waiting", "that no step has taken yet", 5),
         _tokens("aborted", "of requests that were aborted or failed"),
@@ -71,7 +79,7 @@ WASTE: Final = Table(
             formerly="without_variance",
             former_title="no variance",
         ),
-        Column("wasted", "tokens of all reasons", "count", terminal=False),
+        Column("wasted_tokens", "of all reasons", "count", terminal=False, formerly="wasted"),
         Column(
             "uncounted_requests",
             "requests whose tokens are not logged",
@@ -80,8 +88,8 @@ WASTE: Final = Table(
             formerly="uncounted",
         ),
         Column(
-            "used_at_limit",
-            "of used, tokens of replies that ended at their limit",
+            "used_at_limit_tokens",
+            "of used_tokens, those of replies that ended at their limit",
             "count",
             terminal=False,
             formerly="cut",

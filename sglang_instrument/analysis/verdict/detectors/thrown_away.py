@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from sglang_instrument.analysis.answers.asynchronous.fates import REASONS
-from sglang_instrument.analysis.answers.asynchronous.waste import totals, waste_table
+from sglang_instrument.analysis.answers.asynchronous.waste import tokens_of, totals, waste_table
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -29,15 +29,15 @@ def find_thrown_away(evidence: Evidence) -> Findings:
     table = waste_table(evidence.fates, evidence.everything)
     total: dict[str, Any] | None = totals(table)
     requests = evidence.fates["fate"].is_in(REASONS).sum()
-    if total is None or not total["wasted"] or requests < _FEWEST:
+    if total is None or not total["wasted_tokens"] or requests < _FEWEST:
         return
-    generated, wasted = total["generated"], total["wasted"]
+    generated, wasted = total["generated_tokens"], total["wasted_tokens"]
     if wasted < _LEAST_SHARE * generated:
         return
-    by_reason = {name: total[name] for name in REASONS if total[name]}
+    by_reason = {name: tokens for name in REASONS if (tokens := total[tokens_of(name)])}
     order = sorted(by_reason, key=lambda name: -by_reason[name])
     why = ", ".join(f"{by_reason[name] / wasted:.0%} {name.replace('_', '-')}" for name in order)
     sentence = f"{wasted / generated:.0%} of the generated tokens were thrown away: {why}"
-    worst = table.sort("wasted", descending=True, nulls_last=True)["step"][0]
+    worst = table.sort("wasted_tokens", descending=True, nulls_last=True)["step"][0]
     numbers = {"share": wasted / generated, "tokens": by_reason, "requests": requests, "worst_step": worst}
     yield Finding(THROWN_AWAY.name, "run", 0.0, sentence, evidence=numbers)

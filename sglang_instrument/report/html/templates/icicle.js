@@ -2,13 +2,13 @@
 "use strict";
 R.ROW = 25; // pixels from one row of boxes to the next
 R.NARROW = 0.6; // boxes of less pixels are not drawn
-R.icicle = { scope: "step", worker: null, by: "wall_sec", zoomed: -1, active: -1, tree: null };
+R.icicle = { scope: "step", worker: null, by: "steps_sec", zoomed: -1, active: -1, tree: null };
 
 R.ICICLE_HELP = {
-  wall_sec:
+  steps_sec:
     "Wall time, as the command events shares it: each instant of a worker is split equally among the " +
     "innermost events that are open. The widths add up to the time of all workers.",
-  self_sec:
+  without_nested_sec:
     "Summed time: each event counts in full, also while others of the same worker run. The widths add up " +
     "to what all requests took together.",
 };

@@ -13,7 +13,7 @@ R.waterfall = (events, whole, turnOf = (row) => row.turn) => {
     ["turn", (row) => (R.isNone(turnOf(row)) ? null : turnOf(row) + 1)],
     ["start", (row) => row.start_sec, R.seconds],
     ["time", (row) => row.duration_sec, R.seconds],
-    ["itself", (row) => row.self_sec, R.seconds],
+    ["itself", (row) => row.without_nested_sec, R.seconds],
     ...(measured ? running : []),
     ...(events.some((row) => row.fields) ? [["fields", (row) => row.fields || null, R.fieldsOf]] : []),
     ["from start to end", null, (row) => R.track(row, whole)],
@@ -46,8 +46,8 @@ R.track = (row, whole) => {
   const background = R.shade(phase);
   const bar = { left: part(row.start_sec), background };
   const whenOpen = { class: row.open ? "open" : null, style: { ...bar, width: part(row.duration_sec) } };
-  const itself = R.el("i", { class: "self", style: { ...bar, width: part(row.self_sec) } });
-  return R.el("div", { class: "track" }, R.el("i", whenOpen), row.self_sec > 0 ? itself : null);
+  const itself = R.el("i", { class: "self", style: { ...bar, width: part(row.without_nested_sec) } });
+  return R.el("div", { class: "track" }, R.el("i", whenOpen), row.without_nested_sec > 0 ? itself : null);
 };
 
 R.slowestRequests = () => {

@@ -94,7 +94,7 @@ R.eventsOf = (model, row) => {
     open: Boolean(model.flags[span] & R.OPEN),
     start_sec: model.start[span] * model.tick_sec - row.from,
     duration_sec: model.ticks[span] * model.tick_sec,
-    self_sec: model.self[span] * model.tick_sec,
+    without_nested_sec: model.self[span] * model.tick_sec,
     fields: model.fields[model.words[span]],
     active_sec: model.active[span] ? (model.active[span] - 1) * model.tick_sec : null,
   }));
