@@ -24,7 +24,7 @@ def summary(folder, cached=False):
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.verdict import verdict_of
+    from sglang_instrument.analysis.verdict.verdict import judge
 
     run = Run.open(folder, cached=cached)
     step_table(run.digest)
@@ -32,7 +32,7 @@ def summary(folder, cached=False):
     paths = paths_of(run)
     step_ledger(paths)
     worker_ledger(paths)
-    verdict_of(run, over=False)
+    judge(run, over=False, paths=paths)
     return run.health.records
 
 
@@ -84,6 +84,9 @@ HOW = {
 
 def main(how, folder):
     """Print seconds and CPU seconds, without the start and the imports, and the peak of memory in MB."""
+    from sglang_instrument.cli.polars_threads import use_one_thread
+
+    use_one_thread()  # as each command does
     import sglang_instrument.analysis.run.opening
     import sglang_instrument.analysis.verdict.verdict  # noqa: F401 - imported before the clock starts
 

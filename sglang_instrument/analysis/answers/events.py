@@ -50,7 +50,9 @@ def event_table(spans: pl.DataFrame, instants: pl.DataFrame | None = None) -> pl
             pl.col("event").cast(pl.String), pl.col("phase").cast(pl.String)
         )
         table = pl.concat([table, counted.agg(count=pl.len().cast(pl.Int64))], how="diagonal")
-    return table.sort("steps_share", "total_sec", "event", descending=[True, True, False], nulls_last=True)
+    return table.sort(
+        "steps_share", "total_sec", "event", "phase", descending=[True, True, False, False], nulls_last=True
+    )
 
 
 def path_table(run: Run) -> pl.DataFrame:

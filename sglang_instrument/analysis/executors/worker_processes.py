@@ -6,11 +6,12 @@ is unsafe because polars starts threads at import.
 
 import os
 import pickle
+import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Final
 
@@ -47,31 +48,60 @@ def read_in_processes(
 ) -> Iterator[tuple[int, BatchResult]]:
     """Yield the number and the result of each batch, in the order in which they finish.
 
-    This process only waits: it would read more slowly than the others, because its own polars has several
-    threads. At the end it reads the batches that no worker process finished.
+    This process is one of them if its polars has one thread, as in a command. With several threads it would
+    read more slowly than the others, and only waits. At the end it reads what no worker process finished.
     """
+    is_reader = pl.thread_pool_size() == 1
     left = set(range(len(batches)))
-    with tempfile.TemporaryDirectory() as scratch:
-        # What all worker processes do: each takes the next batch that none of them has taken.
-        Path(scratch, _TASK).write_bytes(pickle.dumps((job, list(batches))))
-        for number in _finished_batches(folder, scratch, processes):
-            if number in left:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        _worker_processes(folder, scratch, (job, list(batches)), processes - is_reader) as reports,
+    ):
+        for number in range(len(batches)) if is_reader else ():
+            if _takes(Path(scratch, str(number))):
                 left.discard(number)
-                yield number, _load(Path(scratch, str(number)))
+                yield number, job.run(folder, batches[number])
+            yield from _finished(reports, left, scratch, at_once=True)
+        yield from _finished(reports, left, scratch)
     for number in sorted(left):
         yield number, job.run(folder, batches[number])
 
 
-def _finished_batches(folder: Path, scratch: str, processes: int) -> Iterator[int]:
-    """Start the processes; yield the number of each batch when it is finished."""
+def _finished(
+    reports: IO[bytes], left: set[int], scratch: str, at_once: bool = False
+) -> Iterator[tuple[int, BatchResult]]:
+    """Yield the results that worker processes report: until the last one ends, or those that came already."""
+    while not at_once or select.select([reports], [], [], 0)[0]:
+        line = reports.readline()
+        if not line:
+            return
+        number = int(line.removeprefix(_DONE)) if line.startswith(_DONE) else -1
+        if number in left:
+            left.discard(number)
+            yield number, _load(Path(scratch, str(number)))
+
+
+@contextmanager
+def _worker_processes(folder: Path, scratch: str, task: object, number: int) -> Iterator[IO[bytes]]:
+    """Start processes that share a task, and yield what they report: a line for each batch."""
+    Path(scratch, _TASK).write_bytes(pickle.dumps(task))
     read_end, write_end = os.pipe()
-    with ExitStack() as stack, os.fdopen(read_end, "rb") as reports:
+    with ExitStack() as stack, os.fdopen(read_end, "rb", buffering=0) as reports:
         with os.fdopen(
             write_end, "wb"
         ) as stdout:  # closed here, so that the pipe ends with the last worker process
-            for _ in range(processes):
+            for _ in range(number):
                 stack.callback(_kill, _start(folder, scratch, stdout))
-        yield from (int(line.removeprefix(_DONE)) for line in reports if line.startswith(_DONE))
+        yield reports
+
+
+def _takes(target: Path) -> bool:
+    """Return whether this process is the first to take a batch."""
+    try:
+        target.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _start(folder: Path, scratch: str, stdout: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -112,10 +142,7 @@ def main(folder: str, scratch: str) -> None:
     job, batches = pickle.loads(Path(scratch, _TASK).read_bytes())  # noqa: S301 - of our parent, for us alone
     for number, batch in enumerate(batches):
         target = Path(scratch, str(number))
-        try:
-            target.mkdir()
-        except FileExistsError:  # another process has taken this batch
-            continue
-        _save(job.run(Path(folder), batch), target)
-        os.write(sys.stdout.fileno(), b"%b%d\n" % (_DONE, number))
+        if _takes(target):
+            _save(job.run(Path(folder), batch), target)
+            os.write(sys.stdout.fileno(), b"%b%d\n" % (_DONE, number))
     os._exit(0)  # at once: a normal exit would spend time freeing memory

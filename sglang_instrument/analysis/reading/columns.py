@@ -1,12 +1,14 @@
 """Turn decoded lines into typed columns, chunk by chunk, while a chunk is still in the processor's cache."""
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
+from itertools import compress, count
+from operator import not_
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
+from sglang_instrument.analysis.reading.field_columns import FIELD_COLUMNS, FieldColumns, column_of
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.records.fields import (
     ColumnFields,
@@ -17,7 +19,7 @@ from sglang_instrument.analysis.reading.records.fields import (
     where_rewards,
 )
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line
-from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS, facts_of, label_of, version_of
+from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS, facts_of
 from sglang_instrument.analysis.reading.times import with_times
 from sglang_instrument.schema import EVENTS, kind_of
 
@@ -62,21 +64,9 @@ COLUMNS: Final[dict[str, Any]] = {
 
 #: Columns that a digest does not need.
 NOT_IN_DIGEST: Final = frozenset({"active_sec", "device_sec", "tool", "position"})
-# Where columns come from: keys of every line, keys that only few lines have, fields of `extra`.
-_EVERY: Final = ("start_us", "duration_sec", "task")
-_RARE: Final = ("phase", "spawned_by", "error", "active_sec", "device_sec", "stamp")
-_FIELDS: Final = (
-    *("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool"),
-    *("weight_version", "first_weight_version", "group", "sample", "resumed_tokens", "verifications"),
-)
-#: Columns of fields that most lines lack: the field, and how to read it.
-_SELDOM: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
-    "weight_version": ("weight_version", version_of),
-    "first_weight_version": ("first_weight_version", version_of),
-    "sample": ("sample", label_of),
-    "resumed_tokens": ("resumed_tokens", version_of),
-    "verifications": ("spec_verify_ct", version_of),
-}
+# Where columns come from: keys of a line, fields of `extra`.
+_KEYS: Final = ("start_us", "duration_sec", "task", "phase", "spawned_by", "error", "stamp")
+_KEYS_OF_RECORDS: Final = ("active_sec", "device_sec")
 _KINDS: Final = {**COLUMNS, "stamp": pl.String}
 # Events whose fields a digest does not need: they are part of other work, or outside of requests.
 _FIELDLESS: Final = frozenset(
@@ -87,31 +77,9 @@ _FIELDLESS: Final = frozenset(
 )
 
 
-_SIZES: Final = ("actual_response_tokens", "completion_tokens", "generated_tokens", "response_length")
-_NO_SIZES: Final = (None,) * len(_SIZES)
 #: What most lines of a file share: their source, and the keys `workid`, `step` and `validate`.
 _Origin = tuple[int, int | None, int | None, bool | None]
 _OF_ORIGINS: Final = ("source", "role", "worker", "step", "validate")
-
-
-class _SparseColumns:
-    """Columns that only some lines have, and which lines those are."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.lists: dict[str, list[Any]] = {name: [] for name in names}
-        self.has: list[bool] = []
-
-    def filled(self) -> list[pl.Series]:
-        """Return the columns over all lines, with nulls for the other lines."""
-        if not any(self.has):
-            return [_series(name, [None] * len(self.has), _KINDS[name]) for name in self.lists]
-        columns = [_series(name, values, _KINDS[name]) for name, values in self.lists.items()]
-        if all(self.has):
-            return columns
-        rows = pl.Series(self.has, dtype=pl.Boolean).arg_true()
-        number = pl.int_range(len(rows), dtype=pl.UInt32, eager=True)
-        index = pl.repeat(None, len(self.has), dtype=pl.UInt32, eager=True).scatter(rows, number)
-        return [column.gather(index) for column in columns]
 
 
 class Columns:
@@ -123,12 +91,13 @@ class Columns:
         self._for_digest = for_digest
         self._events: list[int] = []
         self._origins: list[int] = []
-        self._every: dict[str, list[Any]] = {name: [] for name in _EVERY}
-        self._rare = _SparseColumns(name for name in _RARE if not (for_digest and name in NOT_IN_DIGEST))
-        self._fields = _SparseColumns(name for name in _FIELDS if not (for_digest and name in NOT_IN_DIGEST))
+        self._keys: dict[str, list[Any]] = {
+            name: [] for name in (_KEYS if for_digest else _KEYS + _KEYS_OF_RECORDS)
+        }
+        self._fields = FieldColumns({name: COLUMNS[name] for name in self._wanted if name in FIELD_COLUMNS})
         self._facts: dict[int, str] = {}  # by the number of the line
         self._codes: dict[str, int] = {}
-        self._fieldless: set[int] = set()
+        self._has_fields: list[bool] = []  # by the code of an event: whether a digest needs fields of it
         self._of_samples: set[int] = set()
         self._numbers: dict[_Origin, int] = {}
 
@@ -143,16 +112,10 @@ class Columns:
             self._add_facts(lines, codes)
         self._events += codes
         self._origins += self._origins_of(lines, source)
-        self._every["start_us"] += [line.start_us for line in lines]
-        self._every["duration_sec"] += [line.duration_sec for line in lines]
-        self._every["task"] += [line.task for line in lines]
-        rare = self._which_rare(lines)
-        self._rare.has += rare
-        self._add_rare(list(compress(lines, rare)))
-        looked_at = self._which_fields(lines, codes, all_ids)
-        self._fields.has += looked_at
-        extras = [line.extra for line in compress(lines, looked_at)]
-        self._add_fields(all_typed(extras, ColumnFields))
+        self._add_keys(lines)
+        extras = [line.extra for line in lines]
+        looked_at = self._which_fields(lines, codes, extras, all_ids)
+        self._fields.add(looked_at, all_typed(list(compress(extras, looked_at)), ColumnFields))
 
     def _codes_of(self, names: list[str]) -> list[int]:
         """Return small numbers for event names, given out in order of first appearance."""
@@ -161,7 +124,7 @@ class Columns:
         except KeyError:  # some names are new
             for name in set(names) - self._codes.keys():
                 self._codes[name] = len(self._codes)
-            self._fieldless = {code for name, code in self._codes.items() if name in _FIELDLESS}
+            self._has_fields = [name not in _FIELDLESS for name in self._codes]
             self._of_samples = {code for name, code in self._codes.items() if name in SAMPLE_EVENTS}
         return [self._codes[name] for name in names]
 
@@ -183,19 +146,11 @@ class Columns:
     def _origin(self, origin: _Origin) -> int:
         return self._numbers.setdefault(origin, len(self._numbers))
 
-    def _which_rare(self, lines: Sequence[Line]) -> list[bool]:
-        if self._for_digest:
-            return [
-                line.start_us is None
-                or line.phase is not None
-                or line.spawned_by is not None
-                or line.error is not None
-                for line in lines
-            ]
-        return [True] * len(lines)
-
-    def _add_rare(self, lines: Sequence[Line]) -> None:
-        lists = self._rare.lists
+    def _add_keys(self, lines: Sequence[Line]) -> None:
+        lists = self._keys
+        lists["start_us"] += [line.start_us for line in lines]
+        lists["duration_sec"] += [line.duration_sec for line in lines]
+        lists["task"] += [line.task for line in lines]
         lists["phase"] += [line.phase for line in lines]
         lists["spawned_by"] += [line.spawned_by for line in lines]
         lists["error"] += [line.error for line in lines]
@@ -205,38 +160,28 @@ class Columns:
             lists["active_sec"] += [line.active_sec for line in lines]
             lists["device_sec"] += [line.device_sec for line in lines]
 
-    def _which_fields(self, lines: Sequence[Line], codes: Sequence[int], all_ids: bool) -> list[bool]:
+    def _which_fields(
+        self, lines: Sequence[Line], codes: Sequence[int], extras: Sequence[msgspec.Raw], all_ids: bool
+    ) -> list[bool]:
         """Return for each of the lines added last whether to read its fields."""
-        tasks = self._every["task"][-len(lines) :]
+        tasks = self._keys["task"][-len(lines) :]
         # Without tasks, request ids separate concurrent spans: then every id is needed.
         if not self._for_digest or all_ids or None in tasks:
-            return [line.extra is not NO_EXTRA for line in lines]
-        fieldless = self._fieldless
+            return [extra is not NO_EXTRA for extra in extras]
+        has_fields = self._has_fields
         wanted = [
-            line.extra is not NO_EXTRA and (code not in fieldless or line.phase is not None)
-            for line, code in zip(lines, codes, strict=True)
+            extra is not NO_EXTRA and has_fields[code] for extra, code in zip(extras, codes, strict=True)
         ]
-        others = [line.extra for line, is_wanted in zip(lines, wanted, strict=True) if not is_wanted]
+        phases = self._keys["phase"][-len(lines) :]
+        if phases.count(None) < len(phases):
+            for number, (phase, extra) in enumerate(zip(phases, extras, strict=True)):
+                wanted[number] |= phase is not None and extra is not NO_EXTRA
+        others = list(compress(extras, map(not_, wanted)))
         if rewarded := where_rewards(others):
-            numbers = [number for number, is_wanted in enumerate(wanted) if not is_wanted]
+            numbers = list(compress(count(), map(not_, wanted)))
             for number in rewarded:
                 wanted[numbers[number]] = True
         return wanted
-
-    def _add_fields(self, fields: Sequence[ColumnFields]) -> None:
-        lists = self._fields.lists
-        lists["request_id"] += [logged.request_id for logged in fields]
-        lists["turn"] += [logged.turn for logged in fields]
-        lists["turns"] += [logged.turns for logged in fields]
-        lists["finish_reason"] += [logged.finish_reason for logged in fields]
-        lists["reward"] += [logged.reward for logged in fields]
-        lists["response_tokens"] += _all_response_tokens(fields)
-        for name, (field, read) in _SELDOM.items():
-            lists[name] += _read(fields, field, read)
-        groups, indices = _read(fields, "group", label_of), _read(fields, "group_index", label_of)
-        lists["group"] += map(_first_of, groups, indices) if any(indices) else groups
-        if not self._for_digest:
-            lists["tool"] += [logged.tool for logged in fields]
 
     def table(self, places: Sequence[Place], position: int) -> pl.DataFrame:
         """Return the columns, and `local`: whether the timestamp has no UTC offset.
@@ -252,10 +197,8 @@ class Columns:
     def _raw_table(self, places: Sequence[Place]) -> pl.DataFrame:
         """Return the logged columns and those of the origins; without a logged phase, the vocabulary's."""
         codes = pl.Series(self._events, dtype=pl.UInt32)
-        ids = self._fields.lists["request_id"]
-        if int in set(map(type, ids)):
-            self._fields.lists["request_id"] = [value if value is None else str(value) for value in ids]
-        phase, *rare = self._rare.filled()
+        keys = [column_of(name, values, _KINDS[name]) for name, values in self._keys.items()]
+        phase = keys.pop(_KEYS.index("phase"))
         usual = _gathered("phase", [kind_of(name).phase for name in self._codes], codes)
         if phase.null_count() == len(phase):
             phase = usual
@@ -265,8 +208,7 @@ class Columns:
             [
                 _gathered("event", list(self._codes), codes),
                 phase,
-                *(_series(name, values, COLUMNS[name]) for name, values in self._every.items()),
-                *rare,
+                *keys,
                 *self._fields.filled(),
                 self._facts_column(),
                 *_described(self._numbers, places)[pl.Series(self._origins, dtype=pl.UInt32)],
@@ -281,36 +223,8 @@ class Columns:
         return nothing.scatter(list(self._facts), pl.Series(list(self._facts.values()), dtype=pl.String))
 
 
-def _read(fields: Sequence[Any], name: str, read: Callable[[Any], Any]) -> list[Any]:
-    """Return a field that most lines lack, read where it is there."""
-    values = list(map(attrgetter(name), fields))
-    has_any = values.count(None) < len(values)
-    return [None if value is None else read(value) for value in values] if has_any else values
-
-
-def _first_of(first: str | None, other: str | None) -> str | None:
-    return other if first is None else first
-
-
 def _gathered(name: str, words: list[str], codes: pl.Series) -> pl.Series:
     return pl.Series(name, words, dtype=pl.Categorical).gather(codes)
-
-
-def _all_response_tokens(fields: Sequence[ColumnFields]) -> list[int | None]:
-    """Return `response_tokens` of each, with one call for those only that hold any."""
-    sizes = map(attrgetter(*_SIZES), fields)
-    return [
-        None if none else response_tokens(holder)
-        for none, holder in zip(map(_NO_SIZES.__eq__, sizes), fields, strict=True)
-    ]
-
-
-def _series(name: str, values: list[Any], kind: Any) -> pl.Series:
-    """Return a column; one whose values are all the same, as many are, is made at almost no cost."""
-    if values and values[0] == values[-1] and values.count(values[0]) == len(values):
-        same: pl.Series = pl.Series(name, values[:1], dtype=kind).new_from_index(0, len(values))
-        return same
-    return pl.Series(name, values, dtype=kind)
 
 
 def _described(origins: Iterable[_Origin], places: Sequence[Place]) -> pl.DataFrame:
@@ -326,11 +240,3 @@ def _described(origins: Iterable[_Origin], places: Sequence[Place]) -> pl.DataFr
         for source, worker, step, validate in origins
     ]
     return pl.DataFrame(rows, schema={name: COLUMNS[name] for name in _OF_ORIGINS}, orient="row")
-
-
-def response_tokens(fields: ColumnFields) -> int | None:
-    """Return the tokens that the model wrote; `response_length` also counts the replies of tools."""
-    tokens = fields.actual_response_tokens
-    if type(tokens) is not int:
-        tokens = fields.generated_tokens if fields.completion_tokens is None else fields.completion_tokens
-    return fields.response_length if tokens is None else tokens

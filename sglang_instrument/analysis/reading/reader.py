@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Final
 
@@ -103,12 +104,13 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
     with open_log(path) as stream:
         for chunk in whole_lines(stream):
             lines = buffer.decode(chunk, rejects)
-            buffer.look_for_requests(lines)
-            events = {line.event for line in lines}
+            names = [line.event for line in lines]
+            events = set(names)
+            buffer.look_for_requests(lines, events)
             tracked |= TRACKED & events
-            tracked |= _keys_in(chunk, tracked)
+            tracked |= _keys_in(lines, tracked)
             begun = 0
-            for number in _where(lines, _KEPT_WITH_FILE & events):
+            for number in _where(names, _KEPT_WITH_FILE & events):
                 line = lines[number]
                 if line.event in CONTROL_EVENTS:
                     last_report.follow(lines[begun:number])
@@ -137,14 +139,16 @@ _KEYS: Final = {key: f'"{key}"'.encode() for key in TRACKED - EVENTS.keys()}
 _COMMON: Final = b'"rid'  # begins each of these; most logs hold none, and one search finds that out
 
 
-def _keys_in(chunk: bytes, known: set[str]) -> set[str]:
-    """Return those of `_KEYS` that are in a chunk, without those that are known."""
-    new = _KEYS.keys() - known
-    return {key for key in new if _KEYS[key] in chunk} if new and _COMMON in chunk else set()
+def _keys_in(lines: Sequence[Line], known: set[str]) -> set[str]:
+    """Return those of `_KEYS` that are in `extra` of lines, without those that are known."""
+    if not (new := _KEYS.keys() - known):
+        return set()
+    extras = b"\n".join([line.extra for line in lines])
+    return {key for key in new if _KEYS[key] in extras} if _COMMON in extras else set()
 
 
-def _where(lines: Sequence[Line], events: Collection[str]) -> list[int]:
-    return [number for number, line in enumerate(lines) if line.event in events] if events else []
+def _where(names: Sequence[str], events: Collection[str]) -> list[int]:
+    return [number for number, name in enumerate(names) if name in events] if events else []
 
 
 class _LineBuffer:
@@ -163,9 +167,20 @@ class _LineBuffer:
         """Expect no whole requests in a worker's file, until it is known to log them."""
         self._needs_ids = place.role == ROLE_OF_REQUESTS
 
-    def look_for_requests(self, lines: Sequence[Line]) -> None:
-        """Find out whether the file logs whole requests: else a digest needs all of its ids."""
-        self._needs_ids = self._needs_ids and not any(map(_is_request, lines))
+    def look_for_requests(self, lines: Sequence[Line], events: Collection[str]) -> None:
+        """Find out whether the file logs whole requests: else a digest needs all of its ids.
+
+        Args:
+            lines: The lines.
+            events: Their events.
+        """
+        if self._needs_ids:
+            whole = {event for event in events if kind_of(event).phase == "request"}
+            self._needs_ids = not any(
+                line.phase == "request" if line.phase else line.event in whole
+                for line in lines
+                if line.duration_sec is not None
+            )
 
     def decode(self, chunk: bytes, rejects: Rejects) -> Sequence[Line]:
         """Decode complete lines, with what the columns need of them."""
@@ -229,26 +244,27 @@ class _LineBuffer:
         return table.filter(~timeless) if counts["timeless"].sum() else table
 
 
-def _is_request(line: Line) -> bool:
-    return line.duration_sec is not None and (line.phase or kind_of(line.event).phase) == "request"
-
-
-def _without_plain_instants(lines: Sequence[Line], keep_ids: bool) -> list[Line]:
+def _without_plain_instants(lines: Sequence[Line], keep_ids: bool) -> Sequence[Line]:
     """Return lines without instant events that hold nothing of what a digest needs.
 
     Args:
         lines: The lines.
         keep_ids: Whether it needs those that name a request.
     """
-    instants = [line for line in lines if line.duration_sec is None]
+    instants = [number for number, line in enumerate(lines) if line.duration_sec is None]
     plain = [
-        line for line in instants if _is_plain(line) and not (keep_ids and _REQUEST_ID in bytes(line.extra))
+        number
+        for number in instants
+        if _is_plain(line := lines[number]) and not (keep_ids and _REQUEST_ID in bytes(line.extra))
     ]
-    rewarded = where_rewards([line.extra for line in plain])
-    if len(plain) == len(instants) and not rewarded:
-        return [line for line in lines if line.duration_sec is not None]
-    left_out = {id(line) for line in plain} - {id(plain[number]) for number in rewarded}
-    return [line for line in lines if id(line) not in left_out]
+    if not plain:
+        return lines
+    is_wanted = bytearray(b"\1") * len(lines)
+    for number in plain:
+        is_wanted[number] = 0
+    for index in where_rewards([lines[number].extra for number in plain]):
+        is_wanted[plain[index]] = 1
+    return list(compress(lines, is_wanted))
 
 
 def _is_plain(line: Line) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.engine_logs import with_engine_logs
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
@@ -57,14 +58,15 @@ class Verdict:
     calm: bool = False
 
 
-def judge(run: "Run", over: bool | None = None) -> Verdict:
+def judge(run: "Run", over: bool | None = None, paths: Paths | None = None) -> Verdict:
     """Return all of the verdict; a command that needs several parts of it looks only once.
 
     Args:
         run: The run.
         over: As in `findings_of`.
+        paths: As in `Evidence.of`.
     """
-    evidence = Evidence.of(run, over)
+    evidence = Evidence.of(run, over, paths)
     findings = with_engine_logs(run, _findings(evidence))
     sentences = [findings[0].sentence + _others(findings, evidence)] if findings else []
     # The end of a run comes before replies that were just drawn long: those are no fault.

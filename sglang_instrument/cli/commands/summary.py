@@ -31,6 +31,7 @@ from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.executors.executor import Progress
+    from sglang_instrument.analysis.ledger.deciding_paths import Paths
     from sglang_instrument.analysis.run.opening import Run
 
 HELP: Final = """\
@@ -117,6 +118,7 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print the steps, or the workers and the ledger of one step."""
+    from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.answers.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
     from sglang_instrument.analysis.settings.recorded import settings_of_run
@@ -127,9 +129,10 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress if args.by else _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None
-        summary = _Summary() if args.by else _summarise(opened, args.validate, chosen)
-        periods = _periods(opened, args, chosen) if args.by else []
-        verdict = judge(opened)
+        paths = paths_of(opened, None if args.by else chosen)
+        summary = _Summary() if args.by else _summarise(opened, paths, args.validate, chosen)
+        periods = _periods(opened, paths, args, chosen) if args.by else []
+        verdict = judge(opened, paths=paths)
         findings = verdict.findings
         # The reason belongs to the first finding, and is told beside it only.
         tells_first_finding = bool(findings) and verdict.sentence.startswith(findings[0].sentence)
@@ -214,18 +217,16 @@ def _print_windows(opened: Run, window_sec: float | None) -> None:
         print_line(f"no windows: {_NO_ENGINE}")
 
 
-def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summary:
+def _summarise(opened: Run, paths: Paths, validate: bool, chosen: list[int] | None) -> _Summary:
     import polars as pl
 
-    from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
 
     # A step ends with the begin of the next one or of a validation: all are measured before one is chosen.
-    paths, digest = paths_of(opened, chosen), opened.digest
-    of_kind = digest.filter(pl.col("validate") == validate)
-    if not (of_kind.steps["role"] == "worker").any():
-        digest = of_kind  # the trainer alone wrote these steps: its rows count, though others have workers'
+    of_kind = opened.digest.filter(pl.col("validate") == validate)
+    # Where the trainer alone wrote these steps, its rows count, though others have workers'.
+    digest = opened.digest if (of_kind.steps["role"] == "worker").any() else of_kind
     tables = [
         step_table(digest),
         worker_table(digest),
@@ -236,11 +237,10 @@ def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summar
     return _Summary(*(table.to_dicts() for table in tables))
 
 
-def _periods(opened: Run, args: argparse.Namespace, chosen: list[int] | None) -> list[_Row]:
-    from sglang_instrument.analysis.answers.call_times import paths_of
+def _periods(opened: Run, paths: Paths, args: argparse.Namespace, chosen: list[int] | None) -> list[_Row]:
     from sglang_instrument.analysis.long_runs.periods import launches_of, period_table, step_rows
 
-    rows = step_rows(opened, paths_of(opened)).filter(select.chosen(args, chosen))
+    rows = step_rows(opened, paths).filter(select.chosen(args, chosen))
     return period_table(rows, launches_of(opened.files), args.by).to_dicts()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sglang_instrument.analysis.reading.columns import response_tokens
+from sglang_instrument.analysis.reading.field_columns import response_tokens
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.launches import Launch, launch_from
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields

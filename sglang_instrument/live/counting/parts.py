@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from sglang_instrument.analysis.reading.columns import response_tokens
+from sglang_instrument.analysis.reading.field_columns import response_tokens
 from sglang_instrument.analysis.reading.last_open import place_of
 from sglang_instrument.analysis.reading.records.fields import ColumnFields, ControlFields
 from sglang_instrument.analysis.reading.records.lines import Line

@@ -53,15 +53,19 @@ class Evidence:
     calls: pl.DataFrame = field(init=False)
 
     @classmethod
-    def of(cls, run: Run, over: bool | None = None) -> "Evidence":
+    def of(cls, run: Run, over: bool | None = None, paths: Paths | None = None) -> "Evidence":
         """Return the evidence of a run.
 
         Args:
             run: The run.
             over: Whether the run is over, default `run.is_over`.
+            paths: Of `paths_of(run)`, if known; those that the engine's own logs split are not used.
         """
         over = run.is_over if over is None else over
-        return cls(run.digest.of_workers(), run.digest, run.files, over, lambda: server_calls(run), run)
+        evidence = cls(run.digest.of_workers(), run.digest, run.files, over, lambda: server_calls(run), run)
+        if paths is not None and paths.digest is run.digest and paths.call_times is None:
+            evidence.paths = paths
+        return evidence
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.digest)
