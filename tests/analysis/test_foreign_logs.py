@@ -12,9 +12,12 @@ from pathlib import Path
 import foreign_runs
 import polars as pl
 import pytest
+from alike import differs
 
 from sglang_instrument.analysis import foreign, open_run
+from sglang_instrument.analysis.dataset.export import export_dataset
 from sglang_instrument.analysis.foreign.registry import FORMATS, known_formats
+from sglang_instrument.analysis.reading.columns import COLUMNS
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
@@ -183,6 +186,46 @@ def test_records_read_as_lines_of_ours_are_the_same(runs, name):
     columns = ["event", "worker", "request_id", "turn", "start_us", "end_us", "response_tokens", "reward"]
     ours, theirs = (table.select(columns).cast({"event": pl.String}).sort(columns) for table in (again, rows))
     assert ours.equals(theirs)
+
+
+@pytest.fixture(scope="module")
+def datasets(runs, tmp_path_factory):
+    home = tmp_path_factory.mktemp("datasets")
+    for name, run in runs.items():
+        export_dataset(run, home / name)
+    return {name: home / name for name in runs}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_dataset_of_a_foreign_log_answers_as_the_log_does(logs, datasets, name, capsys):
+    for command in (["summary"], ["turns"], ["servers"], ["events"], ["check"]):
+        answers = []
+        for path in (logs[name], datasets[name]):
+            assert main([command[0], str(path), "--json"]) == 0
+            answer = json.loads(capsys.readouterr().out)
+            answer.pop("folder")
+            answer.get("health", {}).pop("files", None)  # a dataset has one a step and worker
+            answers.append(answer)
+        assert not differs(*answers), command
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_dataset_of_a_foreign_log_has_its_ends_and_its_own_fields(runs, datasets, name):
+    kept, rows = open_run(datasets[name]), runs[name].executor.log.rows
+    columns = ["event", "worker", "step", "start_us", "end_us", "duration_sec"]
+    ours, theirs = (
+        table.select(columns).cast({"event": pl.String}).sort(columns) for table in (kept.records, rows)
+    )
+    assert ours.equals(theirs)
+    of_spans = kept.sql("from spans").select(columns).sort(columns)
+    assert of_spans.equals(theirs)
+    fields = [
+        field for field in rows.columns if field not in COLUMNS and rows[field].null_count() < len(rows)
+    ]
+    counts = dict(kept.sql("select field, sum(count)::bigint from fields group by field").rows())
+    assert {field: counts.get(field) for field in fields} == {
+        field: len(rows) - rows[field].null_count() for field in fields
+    }
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import polars as pl
@@ -20,6 +21,7 @@ from sglang_instrument.analysis.reading.files import File, only_run, run_begins
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.run.digest_of_run import read_everything
 from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.run.other_logs import other_log
 from sglang_instrument.analysis.store.after_answer import write_now
 from sglang_instrument.analysis.store.descriptions import copy_descriptions
 from sglang_instrument.analysis.store.earlier_datasets import is_earlier_dataset
@@ -135,10 +137,10 @@ def _write_parts(run: Run, target: SafeFolder, progress: Progress | None) -> Wri
     if run.run_id is not None:
         of_run = only_run(files, run.run_id)
         files, whole = of_run, only_files(whole, files, of_run)
-    runs = list(run_begins(files))
+    runs, other = list(run_begins(files)), other_log(run.executor)
     old = _index_of(target)
     (target / PARTS).make()
-    write_index(target, old.parts, runs)  # so that a killed export can go on
+    write_index(target, old.parts, runs, other)  # so that a killed export can go on
     staying = _staying(target, old, files)
     held = {key for part in staying for key in part.files}
     missing = [file for file in files if file.place is not None and key_of(file) not in held]
@@ -151,7 +153,7 @@ def _write_parts(run: Run, target: SafeFolder, progress: Progress | None) -> Wri
         for group in readable:
             run.executor.read(group, job, progress)
     new = [_finished(target, name, group, files, whole) for name, group in groups.items()]
-    write_index(target, [*staying, *new], runs)
+    write_index(target, [*staying, *new], runs, other)
     rows = sum(part.records for part in (*staying, *new))
     return Written(len(new), len(staying) + len(new), rows)
 
@@ -212,6 +214,7 @@ class _PartJob:
 
     target: SafeFolder
     folders: Mapping[str, str]
+    with_extra: ClassVar = True
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         target, part = self._folder(batch), batch[0].part
@@ -219,13 +222,17 @@ class _PartJob:
             copy_records(target, folder / part, batch)
             save_lines(target, other_lines(folder, batch))
             return list(batch), {}
-        reading = read_logged(folder, folder, batch, with_extra=True)
-        save_lines(target, other_lines(folder, reading.files))
-        return reading.files, self.make(reading)
+        reading = read_logged(folder, folder, batch, with_extra=self.with_extra)
+        self._write(target, reading, other_lines(folder, reading.files))
+        return reading.files, {}
 
     def make(self, reading: Reading) -> Tables:
-        write_records(self._folder(reading.files), reading)
+        self._write(self._folder(reading.files), reading, other_lines(Path(), []))
         return {}
+
+    def _write(self, target: SafeFolder, reading: Reading, lines: pl.DataFrame) -> None:
+        save_lines(target, lines)
+        write_records(target, reading)
 
     def _folder(self, files: Collection[File]) -> SafeFolder:
         return self.target / self.folders[next(iter(files)).path]

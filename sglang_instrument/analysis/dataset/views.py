@@ -20,7 +20,7 @@ _TYPES: Final[dict[Any, str]] = {
     pl.Boolean: "BOOLEAN",
     pl.Datetime("us", "UTC"): "TIMESTAMPTZ",
 }
-_END_US: Final = "(start_us + CAST(trunc(coalesce(duration_sec, 0.0) * 1e6) AS BIGINT))"
+_END_US: Final = "coalesce(end_us, start_us + CAST(trunc(coalesce(duration_sec, 0.0) * 1e6) AS BIGINT))"
 #: What the store's records leave out, see `COLUMNS_OF_RECORDS`.
 _OF_RECORDS: Final = {
     "end_us": _END_US,

@@ -19,6 +19,11 @@ Progress = Callable[[int, int], object]
 class Job(Protocol):
     """What to make of files. It travels to other processes, so it is pickled."""
 
+    @property
+    def with_extra(self) -> bool:
+        """Whether it needs all fields of a record."""
+        ...
+
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Read files below a folder."""
         ...

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress
-from sglang_instrument.analysis.foreign.our_lines import write_lines
+from sglang_instrument.analysis.foreign.our_lines import extra_texts, write_lines
 from sglang_instrument.analysis.foreign.records.rows import ForeignLog, places_of
 from sglang_instrument.analysis.foreign.registry import Format, find_format
 from sglang_instrument.analysis.reading.columns import COLUMNS
@@ -96,19 +96,22 @@ class ForeignExecutor:
             assert file.place is not None  # noqa: S101 - we named it
             reading.sources.append(Source(file.place, number, None))
         if wanted:
-            reading.tables = [self._rows_of([self._paths.index(file.path) for file in wanted])]
+            parts = [self._paths.index(file.path) for file in wanted]
+            reading.tables = [self._rows_of(parts, job.with_extra)]
         with uncollected():
             made = job.make(reading)
         if progress is not None:
             progress(len(files), len(files))
         return wanted, made
 
-    def _rows_of(self, parts: Sequence[int]) -> pl.DataFrame:
+    def _rows_of(self, parts: Sequence[int], with_extra: bool) -> pl.DataFrame:
         """Return the records of some of our files, with their number in `parts` as `source`."""
         sources = pl.Series(range(len(parts)), dtype=pl.Int64)
         source = pl.col("part").replace_strict(pl.Series(parts), sources, default=None)
         rows = self._rows.with_columns(source=source).drop_nulls("source")
-        return rows.with_columns(position=pl.int_range(pl.len(), dtype=pl.Int64)).select(list(COLUMNS))
+        rows = rows.with_columns(position=pl.int_range(pl.len(), dtype=pl.Int64))
+        records = rows.select(list(COLUMNS))
+        return records.with_columns(extra_texts(rows.drop("part"))) if with_extra else records
 
     def bring(self, files: Sequence[File]) -> Path:
         """Write these files in our own format, those that are not there yet, and return their folder."""

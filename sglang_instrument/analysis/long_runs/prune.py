@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import polars as pl
@@ -125,9 +125,10 @@ class _KeepJob:
 
     home: SafeFolder
     folders: dict[str, str]
+    with_extra: ClassVar = True
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
-        reading = read_files(folder, batch, with_extra=True)
+        reading = read_files(folder, batch, with_extra=self.with_extra)
         keep_all(self.home / self.folders[batch[0].path], folder, reading)
         return reading.files, {}
 

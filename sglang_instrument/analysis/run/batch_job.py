@@ -40,6 +40,11 @@ class BatchJob(msgspec.Struct, frozen=True):
     target: SafeFolder | None = None
     folders: Mapping[str, str] = {}
 
+    @property
+    def with_extra(self) -> bool:
+        """Whether it needs all fields of a record."""
+        return self.tables in _OF_FIELDS
+
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Return the files as read, and their tables."""
         if self.tables == "lines":
@@ -50,7 +55,7 @@ class BatchJob(msgspec.Struct, frozen=True):
                 folder,
                 batch,
                 for_digest=self.tables in ("digest", "paths"),
-                with_extra=self.tables in _OF_FIELDS,
+                with_extra=self.with_extra,
             )
             return reading.files, self.make(reading)
 

@@ -30,10 +30,16 @@ from sglang_instrument.analysis.run.digest_of_run import read_digest
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs
-from sglang_instrument.analysis.run.other_logs import local_executor, tell_foreign, why_nothing
+from sglang_instrument.analysis.run.other_logs import (
+    local_executor,
+    other_log,
+    rows_of_other,
+    tell_other,
+    why_nothing,
+)
 from sglang_instrument.analysis.run.outside import only_in_steps
 from sglang_instrument.analysis.run.pruned import PATHS, kept_table, pruned_words
-from sglang_instrument.analysis.store.parts import is_dataset
+from sglang_instrument.analysis.store.parts import OtherLog, is_dataset
 from sglang_instrument.analysis.store.records import EARLIER_NAMES
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
@@ -110,15 +116,25 @@ class Run:
     @property
     def tells_requests(self) -> bool:
         """Whether a request is one of the trainer's; a bare server's log tells of its decoder's slots."""
-        return not isinstance(self.executor, ForeignExecutor) or self.executor.log.tells_requests
+        return self.other is None or self.other.tells_requests
+
+    @cached_property
+    def other(self) -> OtherLog | None:
+        """What is to be known of another project's log, also of a dataset of it; None for a run of ours."""
+        return other_log(self.executor)
+
+    @cached_property
+    def rows_of_other(self) -> pl.DataFrame:
+        """All rows of another project's log, with the fields that only it has."""
+        return rows_of_other(self.executor, lambda: self.read_records(texts=True))
 
     @cached_property
     def health(self) -> Health:
         """What was left out, and why."""
         health = health_of(self.files)
         health.ignored += [] if is_dataset(self.home) else self.executor.list_others()
-        if isinstance(self.executor, ForeignExecutor):
-            tell_foreign(health, self.executor)
+        if self.other is not None:
+            tell_other(health, self.executor, self.other)
         health.ended_abruptly = names_of(self.gone)
         health.open_at_end = [spoken(span) for ended in self.open_at_end for span in ended.spans]
         return health

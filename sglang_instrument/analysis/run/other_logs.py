@@ -1,5 +1,6 @@
 """Open a folder of ours, or the log of another project, and say what such a log lacks."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,9 @@ from sglang_instrument.analysis.reading.folders import entries
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.store.earlier_datasets import is_earlier_dataset
+from sglang_instrument.analysis.store.parts import DAMAGED, OtherLog, index_of, is_dataset
 from sglang_instrument.errors import LogError
+from sglang_instrument.safe_files.folder import SafeFolder
 
 _NAMED: Final = 3  # files that could not be read are named, with the reason
 
@@ -37,25 +40,43 @@ def local_executor(path: Path) -> Executor:
     return EarlierDataset(folder) if is_earlier_dataset(folder) else LocalExecutor(folder)
 
 
-def rows_of_foreign(executor: Executor) -> pl.DataFrame | None:
-    """Return all rows of another project's log, with the fields that only it has; None for a run of ours."""
-    return executor.log.rows if isinstance(executor, ForeignExecutor) else None
+def other_log(executor: Executor) -> OtherLog | None:
+    """Return what is to be known of another project's log, or of a dataset of it; None for a run of ours."""
+    if isinstance(executor, ForeignExecutor):
+        log = executor.log
+        cannot_show = [*log.misread, *log.cannot_show]
+        return OtherLog(executor.format.name, cannot_show, log.tells_requests, log.workers_are_servers)
+    if not is_dataset(executor.home):
+        return None
+    try:
+        return index_of(SafeFolder(executor.home)).other
+    except DAMAGED:  # its parts cannot be read, either: `with_pruned` says so
+        return None
 
 
-def rows_of_servers(executor: Executor) -> pl.DataFrame | None:
-    """Return all rows of another project's log if its workers are servers; else None."""
-    if isinstance(executor, ForeignExecutor) and executor.log.workers_are_servers:
+def rows_of_other(executor: Executor, read: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    """Return all rows of another project's log, with the fields that only it has.
+
+    Args:
+        executor: Of the log, or of a dataset of it.
+        read: Returns the records of the dataset, with `TEXT_COLUMNS`.
+    """
+    if isinstance(executor, ForeignExecutor):
         return executor.log.rows
-    return None
+    records = read()
+    fields = records["extra"].str.json_decode(infer_schema_length=None)
+    if not isinstance(fields.dtype, pl.Struct):
+        return records
+    table = fields.struct.unnest()
+    return records.hstack(table.select(name for name in table.columns if name not in records.columns))
 
 
-def tell_foreign(health: Health, executor: ForeignExecutor) -> None:
+def tell_other(health: Health, executor: Executor, other: OtherLog) -> None:
     """Note what was read of another project's log, and what such logs cannot show."""
-    log = executor.log
-    health.files = len(log.files)
-    health.read_as = executor.format.name
-    health.cannot_show = [*log.misread, *log.cannot_show]
-    health.unreadable.update(log.unreadable)
+    health.read_as, health.cannot_show = other.read_as, other.cannot_show
+    if isinstance(executor, ForeignExecutor):
+        health.files = len(executor.log.files)
+        health.unreadable.update(executor.log.unreadable)
 
 
 def why_nothing(executor: Executor) -> str:

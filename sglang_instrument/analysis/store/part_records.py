@@ -22,7 +22,7 @@ from sglang_instrument.analysis.reading.last_open import unended_lines
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading, Source
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Rejects, decode
 from sglang_instrument.analysis.reading.times import epoch_us
-from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, RECORDS, rows_as_read
+from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, END_US, RECORDS, rows_as_read
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular
 from sglang_instrument.safe_files.folder import SafeFolder
@@ -35,7 +35,6 @@ _LEVEL: Final = 12  # of zstd: what is kept is written once
 _SOURCE: Final[dict[str, Any]] = {"file": pl.String, "run_id": pl.String, "source": pl.Int64}
 _WHOLE: Final[dict[str, Any]] = {**COLUMNS, **TEXT_COLUMNS, **STAMPS}
 _OF_DIGEST: Final = {name: kind for name, kind in COLUMNS.items() if name not in NOT_IN_DIGEST}
-_END_US: Final = pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
 _OF_LINE: Final = (
     timestamps(),
     *map(pl.col, ("event", "duration_sec", "extra", "worker", "step")),
@@ -201,7 +200,7 @@ def copy_records(target: SafeFolder, folder: Path, files: Sequence[File]) -> Non
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
     with _readable(folder):
-        rows = _rows_of(folder, [file.path for file in files]).select(list(COLUMNS_OF_RECORDS)).collect()
+        rows = _stored_rows(folder, [file.path for file in files]).select(list(COLUMNS_OF_RECORDS)).collect()
     save_parquet(target, f"{RECORDS}.parquet", rows)
 
 
@@ -211,7 +210,6 @@ def _records(
     numbers = [(files[source.file].path, source.run_id, number) for number, source in enumerate(sources)]
     of_files = pl.DataFrame(numbers, schema=_SOURCE, orient="row")
     rows = _rows_of(folder, of_files["file"].unique().to_list()).with_row_index("position")
-    rows = rows.with_columns(end_us=_END_US)
     rows = rows.join(of_files.lazy(), on=["file", "run_id"], nulls_equal=True, maintain_order="left")
     records = rows.select(pl.col(name).cast(kind) for name, kind in kinds.items()).collect()
     in_order = records["source"].is_sorted()
@@ -219,7 +217,12 @@ def _records(
 
 
 def _rows_of(folder: Path, paths: Sequence[str]) -> pl.LazyFrame:
-    """Return the records of some files; a column that the part lacks is null."""
+    """Return the records of some files, with all ends."""
+    return _stored_rows(folder, paths).with_columns(end_us=pl.coalesce("end_us", END_US))
+
+
+def _stored_rows(folder: Path, paths: Sequence[str]) -> pl.LazyFrame:
+    """Return the records of some files as they are stored; a column that the part lacks is null."""
     rows = _table(folder, RECORDS)
     present = rows.collect_schema().names()
     missing = {name: kind for name, kind in COLUMNS_OF_RECORDS.items() if name not in present}
@@ -283,7 +286,6 @@ class KeptRecords:
         lines = _lines_in(folder, files)
         with _readable(folder):
             rows = _rows_of(folder, [file.path for file in files]).filter(self._wanted)
-            rows = rows.with_columns(end_us=_END_US)
             by_file = rows.select("file", "run_id", *_OF_LINE).collect().partition_by("file", as_dict=True)
         self._rows |= {str(path): table.drop("file") for (path,), table in by_file.items()}
         for path, text in lines.iter_rows():

@@ -53,12 +53,22 @@ class Part(msgspec.Struct, frozen=True):
     records: int
 
 
+class OtherLog(msgspec.Struct, frozen=True):
+    """What is to be known of another project's log of which a dataset was made: see `ForeignLog`."""
+
+    read_as: str
+    cannot_show: list[str]
+    tells_requests: bool
+    workers_are_servers: bool
+
+
 class Index(msgspec.Struct):
-    """Which parts count; `runs` are the launches that a dataset is of."""
+    """Which parts count. Of a dataset, `runs` are the launches, `other` tells of another project's log."""
 
     version: str
     parts: list[Part]
     runs: list[str] = []
+    other: OtherLog | None = None
 
 
 class _WrittenTables(msgspec.Struct):
@@ -109,18 +119,21 @@ def is_dataset(folder: Path) -> bool:
     return (folder / _INDEX).is_file() and (folder / PARTS).is_dir()
 
 
-def write_index(home: SafeFolder, parts: Sequence[Part], runs: Sequence[str] = ()) -> None:
+def write_index(
+    home: SafeFolder, parts: Sequence[Part], runs: Sequence[str] = (), other: OtherLog | None = None
+) -> None:
     """Say which parts count, and delete the other ones; the caller holds the store's lock.
 
     Args:
         home: The store, or the dataset.
         parts: The parts.
         runs: The launches that a dataset is of.
+        other: What it tells of another project's log.
 
     Raises:
         OSError: The index cannot be written.
     """
-    home.write(_INDEX, msgspec.json.encode(Index(VERSION, list(parts), list(runs))))
+    home.write(_INDEX, msgspec.json.encode(Index(VERSION, list(parts), list(runs), other)))
     counting = {part.name for part in parts}
     for name in (home / PARTS).names():
         if name not in counting and _NAME.fullmatch(name):

@@ -24,10 +24,12 @@ _OF_NESTING: Final[dict[str, Any]] = {
 #: Columns of the nesting as earlier versions called them, with their names now.
 EARLIER_NAMES: Final = {"self_sec": "without_nested_sec", "wall_sec": "steps_sec"}
 # What other columns tell: the view of SQL and `part_records` make them again.
-_DERIVED: Final = frozenset({"end_us", "position", "source"})
+_DERIVED: Final = frozenset({"position", "source"})
+#: The end of a record as our logs tell it, rounded down; those of others may tell another one.
+END_US: Final = pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
 #: The columns of a table of records, whose rows are in the order of the lines. `file` and `run_id` say who
-#: wrote a record. `without_nested_sec` is null where it is the duration, `steps_sec` where it is
-#: `without_nested_sec`. `STAMPS` tell a timestamp that is not the end of its record.
+#: wrote a record. `end_us` is null where it is `END_US`, `without_nested_sec` where it is the duration,
+#: `steps_sec` where it is `without_nested_sec`. `STAMPS` tell a timestamp that is not the end of its record.
 COLUMNS_OF_RECORDS: Final[dict[str, Any]] = {
     "file": pl.String,
     "run_id": pl.String,
@@ -48,6 +50,7 @@ def record_rows(reading: Reading) -> pl.DataFrame:
     `source` is the last column, as in `Reading.records`.
     """
     records = with_texts(reading.records)
+    records = records.with_columns(_other_end().alias("other_end_us"))
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
     instants = records.filter(pl.col("duration_sec").is_null())
     rows = pl.concat([pl.DataFrame(schema=STAMPS), spans, instants], how="diagonal")
@@ -56,6 +59,7 @@ def record_rows(reading: Reading) -> pl.DataFrame:
     # As text: not every reader of Parquet knows categories.
     rows = rows.with_columns(
         pl.col(pl.Categorical, pl.Enum).cast(pl.String),
+        end_us="other_end_us",
         without_nested_sec=pl.when(rest != duration).then(rest),
         steps_sec=pl.when(steps != rest).then(steps),
     )
@@ -65,8 +69,14 @@ def record_rows(reading: Reading) -> pl.DataFrame:
 def rows_as_read(reading: Reading) -> pl.DataFrame:
     """Return the records of files with `COLUMNS_OF_RECORDS`, but those of the nesting, in their order."""
     rows = with_files(with_texts(reading.records), reading).sort("position")
+    rows = rows.with_columns(end_us=_other_end())
     kinds = {name: kind for name, kind in COLUMNS_OF_RECORDS.items() if name not in _OF_NESTING}
     return rows.select(pl.col(name).cast(kind) for name, kind in kinds.items())
+
+
+def _other_end() -> pl.Expr:
+    """Return the ends of records; null where they are `END_US`."""
+    return pl.when(pl.col("end_us") != END_US).then("end_us")
 
 
 def with_files(records: pl.DataFrame, reading: Reading) -> pl.DataFrame:

@@ -11,7 +11,6 @@ from sglang_instrument.analysis.answers.engine_requests import cached_engine_req
 from sglang_instrument.analysis.answers.join import with_step
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
 from sglang_instrument.analysis.run.cached_tables import cached_table
-from sglang_instrument.analysis.run.other_logs import rows_of_servers
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
@@ -65,8 +64,8 @@ def server_calls(run: Run) -> pl.DataFrame:
 
 
 def _made(run: Run) -> pl.DataFrame:
-    if (rows := rows_of_servers(run.executor)) is not None:
-        return _of_servers(rows)
+    if run.other is not None and run.other.workers_are_servers:
+        return _of_servers(run.rows_of_other)
     served = cached_engine_requests(run)
     alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run.digest, {})
     known = called.join(served, on="rid", how="left", maintain_order="left")

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.run.other_logs import rows_of_foreign
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
@@ -32,8 +31,10 @@ def find_retractions(evidence: Evidence) -> Findings:
     Our own log of an engine tells more of a retraction; there the time is that of its requests.
     """
     run = evidence.run
-    rows = None if run is None else rows_of_foreign(run.executor)
-    if rows is None or not {*_NEEDED, "retracted"} <= set(rows.columns):
+    if run is None or run.other is None:
+        return
+    rows = run.rows_of_other
+    if not {*_NEEDED, "retracted"} <= set(rows.columns):
         return
     event = pl.col("event").cast(pl.String)
     retracted = rows.filter(event == "scheduler_retract").sort("start_us")
