@@ -29,7 +29,7 @@ DECODED = {
     "live/terminal/details.py": "the answer of `summary --json`",
 }
 #: What yields text of a log, and the modules that hand it to the reader.
-TEXTS = {"read_lines", "read_marked", "readable_lines", "whole_lines", "open_log"}
+TEXTS = {"read_lines", "read_marked", "readable_lines", "whole_lines", "lines_between", "open_log"}
 TEXT_USERS = {
     "analysis/long_runs/prune.py": "keeps the calls of engines, by `records_in`",
     "analysis/run/batch_job.py": "sends marked lines from a node of Ray",

@@ -1,6 +1,5 @@
 """Write a run as a dataset: the parts of its log files, and tables; the next time, what changed."""
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,9 +32,12 @@ from sglang_instrument.analysis.store.parts import (
     VERSION,
     Index,
     Part,
+    draft_of,
     fill_part,
+    finish_part,
     index_of,
     is_dataset,
+    new_part,
     records_of,
     write_index,
     written_files,
@@ -140,12 +142,12 @@ def _write_parts(run: Run, target: SafeFolder, progress: Progress | None) -> Wri
     runs, other = list(run_begins(files)), other_log(run.executor)
     old = _index_of(target)
     (target / PARTS).make()
-    write_index(target, old.parts, runs, other)  # so that a killed export can go on
+    write_index(target, Index(VERSION, old.parts, runs, other))  # so that a killed export can go on
     staying = _staying(target, old, files)
     held = {key for part in staying for key in part.files}
     missing = [file for file in files if file.place is not None and key_of(file) not in held]
-    groups = {os.urandom(8).hex(): group for group in _groups(missing)}
-    job = _PartJob(target / PARTS, {group[0].path: _draft(name) for name, group in groups.items()})
+    groups = {new_part(target)[0]: group for group in _groups(missing)}
+    job = _PartJob(target / PARTS, {group[0].path: draft_of(name) for name, group in groups.items()})
     readable = [group for group in groups.values() if group[0].has_records]
     if isinstance(run.executor, LocalExecutor):
         run.executor.read_batches(readable, job, progress)
@@ -153,7 +155,7 @@ def _write_parts(run: Run, target: SafeFolder, progress: Progress | None) -> Wri
         for group in readable:
             run.executor.read(group, job, progress)
     new = [_finished(target, name, group, files, whole) for name, group in groups.items()]
-    write_index(target, [*staying, *new], runs, other)
+    write_index(target, Index(VERSION, [*staying, *new], runs, other))
     rows = sum(part.records for part in (*staying, *new))
     return Written(len(new), len(staying) + len(new), rows)
 
@@ -194,17 +196,13 @@ def _groups(files: Sequence[File]) -> Iterator[list[File]]:
     yield from without_log.values()
 
 
-def _draft(name: str) -> str:
-    return f".draft-{name}"
-
-
 def _finished(
     target: SafeFolder, name: str, group: Sequence[File], files: Sequence[File], whole: Digest
 ) -> Part:
     """Add the digest of files to a part that has their records, and give it its name."""
     listed = [msgspec.structs.replace(file, part=None) for file in group]
-    fill_part(target / PARTS / _draft(name), listed, only_files(whole, files, group).tables())
-    (target / PARTS).rename_folder(_draft(name), name)
+    fill_part(target / PARTS / draft_of(name), listed, only_files(whole, files, group).tables())
+    finish_part(target, name)
     return Part(name, list(map(key_of, group)), records_of(group))
 
 

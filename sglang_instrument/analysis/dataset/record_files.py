@@ -103,7 +103,7 @@ def _add_records(
     home: SafeFolder, parts: Sequence[HeldPart], executor: LocalExecutor, progress: Progress | None
 ) -> None:
     with locked(home):
-        indexed = {part.name for part in read_index(home)}
+        indexed = {part.name for part in read_index(home).parts}
         parts = [part for part in parts if part.name in indexed]
         folders = {part.counting[0].path: part.name for part in parts}
         job = BatchJob(RECORDS, target=home / PARTS, folders=folders)

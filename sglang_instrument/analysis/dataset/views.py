@@ -81,7 +81,7 @@ def _view_of_records(records: Sequence[RecordFile]) -> str:
     nulls = ", ".join(f'CAST(NULL AS {_TYPES[kind]}) AS "{name}"' for name, kind in kinds)
     sources = [f"SELECT {nulls} WHERE false"]  # a part of another version may lack columns
     if whole := [file.path for file in records if file.only is None]:
-        sources.append(f"FROM read_parquet([{', '.join(map(pattern, whole))}])")
+        sources.append(f"FROM read_parquet([{', '.join(map(pattern, whole))}], union_by_name = true)")
     for file in records:
         if file.only:
             rows = ", ".join(f"({quoted(path)}, {quoted(run_id or '')})" for path, run_id in file.only)

@@ -24,8 +24,14 @@ def weight(file: File) -> int:
 
 def worthwhile_processes(files: Sequence[File], most: int) -> int:
     """Return how many processes files are worth, `most` at most."""
-    work = sum(weight(file) // (1 if file.part is None else _FASTER) for file in files)
+    work = sum(map(_work, files))
     return max(1, min(most, len(files), 1 + work // _BYTES_PER_PROCESS))
+
+
+def _work(file: File) -> int:
+    """Return how many bytes of text take as long as a file."""
+    in_parts = 0 if file.range is None else file.range.begin
+    return (weight(file) - in_parts) // (1 if file.part is None else _FASTER) + in_parts // _FASTER
 
 
 def split_files(files: Sequence[File], processes: int) -> list[list[File]]:

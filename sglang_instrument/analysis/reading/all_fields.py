@@ -85,6 +85,12 @@ def fields_of(extra: str | None, other_keys: str | None) -> dict[str, Any]:
     return fields
 
 
+def field_columns(extra: pl.Series) -> pl.DataFrame:
+    """Return a column for each field in texts that our own reader of foreign logs wrote."""
+    fields = extra.str.json_decode(infer_schema_length=None)
+    return fields.struct.unnest() if isinstance(fields.dtype, pl.Struct) else pl.DataFrame()
+
+
 def with_texts(records: pl.DataFrame) -> pl.DataFrame:
     """Return records with `TEXT_COLUMNS`: null where they were read without, as those of foreign logs are."""
     missing = {name: kind for name, kind in TEXT_COLUMNS.items() if name not in records.columns}

@@ -1,6 +1,7 @@
 """Read a log file, compressed or not, in chunks that end at the end of a line."""
 
 import io
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,11 +34,22 @@ def open_log(path: Path) -> BinaryIO:
     return io.BufferedReader(_ZstdStream(zstandard, open_regular(path)))
 
 
-def readable_lines(path: Path) -> Iterator[bytes]:
+def lines_between(path: Path, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Yield chunks of a log file, of the bytes between two that begin lines; None stands for the file's end.
+
+    Raises:
+        OSError, EOFError, LogError: As `open_log` does, or the file is damaged.
+    """
+    with open_log(path) as stream:
+        if begin:
+            stream.seek(begin)
+        yield from whole_lines(stream, None if end is None else end - begin)
+
+
+def readable_lines(path: Path, begin: int = 0) -> Iterator[bytes]:
     """Yield chunks of a log file until an error; `open_run` has already reported the error."""
     try:
-        with open_log(path) as stream:
-            yield from whole_lines(stream)
+        yield from lines_between(path, begin)
     except (OSError, EOFError, LogError):
         return
 
@@ -60,10 +72,12 @@ def marked_lines(chunk: bytes, marks: Iterable[bytes]) -> bytes:
     return b"\n".join(chunk[start:end] for start, end in sorted(lines.items()))
 
 
-def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield chunks that end with a newline; only the last one may end without."""
+def whole_lines(stream: BinaryIO, most: int | None = None) -> Iterator[bytes]:
+    """Yield chunks that end with a newline, `most` bytes in all; only the last one may end without."""
     rest: list[bytes] = []  # pieces of a line that has not ended yet
-    while piece := next_bytes(stream, CHUNK_BYTES):
+    left = sys.maxsize if most is None else most
+    while piece := next_bytes(stream, min(CHUNK_BYTES, left)):
+        left -= len(piece)
         cut = piece.rfind(b"\n") + 1
         if cut:
             yield b"".join([*rest, piece[:cut]])

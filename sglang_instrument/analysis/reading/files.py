@@ -30,6 +30,27 @@ class Control(msgspec.Struct, omit_defaults=True):
     duration_sec: float | None = None
 
 
+class Range(msgspec.Struct, omit_defaults=True):
+    """The bytes of a log file that are read, where parts of the store hold those before.
+
+    Attributes:
+        begin: The first of them, which begins a line.
+        end: The first one after them; None for the end of the file.
+        opened: The last `log_opened` before them.
+        parts: The folders of the parts that hold what lies before, in order.
+    """
+
+    begin: int = 0
+    end: int | None = None
+    opened: Control | None = None
+    parts: list[str] = []
+
+    @property
+    def run_id(self) -> str | None:
+        """The run that wrote the line before."""
+        return None if self.opened is None else self.opened.run_id
+
+
 class File(msgspec.Struct, omit_defaults=True):
     """One log file.
 
@@ -48,6 +69,7 @@ class File(msgspec.Struct, omit_defaults=True):
         part: The folder below the run's in which `prune` keeps all that it held; None if it is there, or if
             only its digest was kept, as earlier versions did.
         inode: Its number on the disk; 0 if not known, as of files on other nodes.
+        range: Which of its bytes are read; None for all.
     """
 
     path: str
@@ -65,6 +87,7 @@ class File(msgspec.Struct, omit_defaults=True):
     pruned_us: int | None = None
     part: str | None = None
     inode: int = 0
+    range: Range | None = None
 
     def may_hold(self, names: Iterable[str]) -> bool:
         """Return whether a line may hold one of these events or keys."""
@@ -295,6 +318,26 @@ def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], boo
 def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]:
     """Return the control records of one kind that newest runs wrote, in the order of their files."""
     return RunFiles.of(files).controls.get(event, [])
+
+
+def joined_file(file: File, pieces: Sequence[File]) -> File:
+    """Return a file as it was read piece by piece, in the order of its lines."""
+    records: dict[str | None, int] = {}
+    for piece in pieces:
+        for run_id, count in zip(piece.runs, piece.records, strict=True):
+            records[run_id] = records.get(run_id, 0) + count
+    return msgspec.structs.replace(
+        file,
+        runs=list(records),
+        records=list(records.values()),
+        controls=[control for piece in pieces for control in piece.controls],
+        headerless=all(piece.headerless for piece in pieces),
+        torn=sum(piece.torn for piece in pieces),
+        foreign=sum(piece.foreign for piece in pieces),
+        local_times=sum(piece.local_times for piece in pieces),
+        unreadable=pieces[-1].unreadable,
+        tracked=sorted({name for piece in pieces for name in piece.tracked or ()}),
+    )
 
 
 def headers_of(files: Sequence[File]) -> list[File]:

@@ -43,12 +43,16 @@ class Ended(NamedTuple):
 
 
 class LastReport:
-    """Keeps the last `open_now` of a process while its file is read, and drops what ended after it."""
+    """Keeps the last `open_now` of a process while its file is read, and drops what ended after it.
 
-    def __init__(self) -> None:
+    Args:
+        opened: The last `log_opened` before the first line that is read.
+    """
+
+    def __init__(self, opened: Control | None = None) -> None:
         self._report: Control | None = None
         self._later: list[Sequence[Line]] = []
-        self._pid: int | None = None
+        self._pid: int | None = None if opened is None else opened.extra.pid
 
     def follow(self, lines: Sequence[Line]) -> None:
         """Take records that came after the last report."""

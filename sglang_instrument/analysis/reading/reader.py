@@ -9,10 +9,10 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.reading.all_fields import WholeColumns
-from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
+from sglang_instrument.analysis.reading.chunks import lines_between
 from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns
-from sglang_instrument.analysis.reading.files import TRACKED, Control, File
+from sglang_instrument.analysis.reading.files import TRACKED, Control, File, Range
 from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS, Place
 from sglang_instrument.analysis.reading.last_open import LastReport, unended_lines
 from sglang_instrument.analysis.reading.records.fields import (
@@ -79,7 +79,7 @@ def read_files(
     reading = Reading()
     buffer = _LineBuffer(reading, for_digest, with_extra)
     for listed in files:
-        file = File(listed.path, listed.size, listed.mtime_ns, inode=listed.inode)
+        file = File(listed.path, listed.size, listed.mtime_ns, inode=listed.inode, range=listed.range)
         reading.files.append(file)
         place = file.place
         if place is None:
@@ -97,39 +97,40 @@ def read_files(
 
 
 def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "_LineBuffer") -> None:
-    run_id = None
-    last_report = LastReport()
+    bounds = file.range or Range()
+    run_id = bounds.run_id
+    last_report = LastReport(bounds.opened)
     tracked: set[str] = set()
     buffer.begin_file(place)
-    with open_log(path) as stream:
-        for chunk in whole_lines(stream):
-            lines = buffer.decode(chunk, rejects)
-            names = [line.event for line in lines]
-            events = set(names)
-            buffer.look_for_requests(lines, events)
-            tracked |= TRACKED & events
-            tracked |= _keys_in(lines, tracked)
-            begun = 0
-            for number in _where(names, _KEPT_WITH_FILE & events):
-                line = lines[number]
-                if line.event in CONTROL_EVENTS:
-                    last_report.follow(lines[begun:number])
-                    buffer.add(lines[begun:number], place, file, run_id)
-                    begun = number + 1
-                fields = typed(line.extra, ControlFields)
-                if line.event == LOG_OPENED:
-                    run_id = fields.run_id
-                if line.event == OPEN_SPANS and is_object(line.extra):
-                    drop_invalid_spans(fields, rejects)
-                time_us = epoch_us(line.timestamp) or 0
-                control = Control(line.event, run_id, time_us, fields, line.duration_sec)
-                if line.event in CONTROL_EVENTS:
-                    buffer.add_unended(last_report.meet(control), place, file)
-                if line.event != OPEN_NOW:  # the others are of use while the run runs; there are many of them
-                    file.controls.append(control)
-            last_report.follow(lines[begun:])
-            buffer.add(lines[begun:], place, file, run_id)
-    buffer.add_unended(last_report.end(), place, file)
+    for chunk in lines_between(path, bounds.begin, bounds.end):
+        lines = buffer.decode(chunk, rejects)
+        names = [line.event for line in lines]
+        events = set(names)
+        buffer.look_for_requests(lines, events)
+        tracked |= TRACKED & events
+        tracked |= _keys_in(lines, tracked)
+        begun = 0
+        for number in _where(names, _KEPT_WITH_FILE & events):
+            line = lines[number]
+            if line.event in CONTROL_EVENTS:
+                last_report.follow(lines[begun:number])
+                buffer.add(lines[begun:number], place, file, run_id)
+                begun = number + 1
+            fields = typed(line.extra, ControlFields)
+            if line.event == LOG_OPENED:
+                run_id = fields.run_id
+            if line.event == OPEN_SPANS and is_object(line.extra):
+                drop_invalid_spans(fields, rejects)
+            time_us = epoch_us(line.timestamp) or 0
+            control = Control(line.event, run_id, time_us, fields, line.duration_sec)
+            if line.event in CONTROL_EVENTS:
+                buffer.add_unended(last_report.meet(control), place, file)
+            if line.event != OPEN_NOW:  # the others are of use while the run runs; there are many of them
+                file.controls.append(control)
+        last_report.follow(lines[begun:])
+        buffer.add(lines[begun:], place, file, run_id)
+    if bounds.end is None:
+        buffer.add_unended(last_report.end(), place, file)
     file.tracked = sorted(tracked)
 
 

@@ -17,6 +17,7 @@ from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.analysis.store.after_answer import write_after_answer
 from sglang_instrument.analysis.store.homes import is_worthwhile
 from sglang_instrument.analysis.store.parts import VERSION
+from sglang_instrument.analysis.store.ranges import with_ranges
 from sglang_instrument.analysis.store.store import load, save
 
 
@@ -63,7 +64,7 @@ def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tu
         return digest_files(executor, files, progress)
     known, old = load(executor.home, files)
     unchanged = {key_of(file): file for file in known}
-    changed = [file for file in files if key_of(file) not in unchanged]
+    changed = with_ranges(executor.home, [file for file in files if key_of(file) not in unchanged])
     read, new = digest_files(executor, changed, progress) if changed or not known else ([], None)
     by_path = {file.path: file for file in read}
     merged = [by_path.get(file.path) or unchanged[key_of(file)] for file in files]

@@ -11,6 +11,7 @@ from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.foreign.executor import ForeignExecutor, foreign_executor
 from sglang_instrument.analysis.foreign.registry import known_formats
+from sglang_instrument.analysis.reading.all_fields import field_columns
 from sglang_instrument.analysis.reading.folders import entries
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.health import Health
@@ -64,11 +65,8 @@ def rows_of_other(executor: Executor, read: Callable[[], pl.DataFrame]) -> pl.Da
     if isinstance(executor, ForeignExecutor):
         return executor.log.rows
     records = read()
-    fields = records["extra"].str.json_decode(infer_schema_length=None)
-    if not isinstance(fields.dtype, pl.Struct):
-        return records
-    table = fields.struct.unnest()
-    return records.hstack(table.select(name for name in table.columns if name not in records.columns))
+    fields = field_columns(records["extra"])
+    return records.hstack(fields.select(name for name in fields.columns if name not in records.columns))
 
 
 def tell_other(health: Health, executor: Executor, other: OtherLog) -> None:

@@ -18,7 +18,16 @@ from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.store.descriptions import copy_descriptions
 from sglang_instrument.analysis.store.part_records import other_lines, save_lines
-from sglang_instrument.analysis.store.parts import DAMAGED, PARTS, Part, fill_part, records_of, write_index
+from sglang_instrument.analysis.store.parts import (
+    DAMAGED,
+    PARTS,
+    VERSION,
+    Index,
+    Part,
+    fill_part,
+    records_of,
+    write_index,
+)
 from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, EARLIER_NAMES, RECORDS
 from sglang_instrument.analysis.store.store import group_files
 from sglang_instrument.errors import LogError
@@ -57,7 +66,7 @@ def write_as_parts(folder: Path, target: SafeFolder) -> None:
         ]
     except DAMAGED as error:
         raise LogError(f"{folder}: this dataset is incomplete; export the log again: {error}") from None
-    write_index(target, parts)
+    write_index(target, Index(VERSION, parts))
     copy_descriptions(folder, target)
 
 

@@ -15,9 +15,9 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.reading.all_fields import STAMPS, TEXT_COLUMNS, timestamps
-from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, open_log, whole_lines
+from sglang_instrument.analysis.reading.chunks import as_marks, lines_between, marked_lines
 from sglang_instrument.analysis.reading.columns import NOT_IN_DIGEST, Columns
-from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.files import File, Range
 from sglang_instrument.analysis.reading.last_open import unended_lines
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading, Source
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Rejects, decode
@@ -114,15 +114,14 @@ def _lines_of(path: Path, file: File) -> list[bytes]:
     lines: list[bytes] = []
     rejects = Rejects(lines=lines)
     marks = as_marks(CONTROL_EVENTS)
-    with open_log(path) as stream:
-        for chunk in whole_lines(stream):
-            events = {line.event for line in decode(chunk, rejects)}
-            if not events.isdisjoint(CONTROL_EVENTS):
-                lines += filter(_is_control, marked_lines(chunk, marks).split(b"\n"))
+    bounds = file.range or Range()
+    for chunk in lines_between(path, bounds.begin, bounds.end):
+        events = {line.event for line in decode(chunk, rejects)}
+        if not events.isdisjoint(CONTROL_EVENTS):
+            lines += filter(_is_control, marked_lines(chunk, marks).split(b"\n"))
     if file.foreign > rejects.foreign:
-        with open_log(path) as stream:
-            for chunk in whole_lines(stream):
-                lines += filter(_is_timeless, chunk.split(b"\n"))
+        for chunk in lines_between(path, bounds.begin, bounds.end):
+            lines += filter(_is_timeless, chunk.split(b"\n"))
     return lines
 
 

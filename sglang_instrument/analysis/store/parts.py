@@ -53,6 +53,30 @@ class Part(msgspec.Struct, frozen=True):
     records: int
 
 
+class HeldRange(msgspec.Struct, frozen=True):
+    """An entry of the index: a part that holds some bytes of a log file outside of steps.
+
+    Attributes:
+        name: Of the part's folder.
+        path: Of the file, below the run's folder.
+        inode: Its number on the disk.
+        begin: The first of these bytes.
+        end: The first one after them; all lines between are whole.
+        mtime_ns: When the file had been written to last.
+        records: How many records they hold.
+        check: A checksum of the last of these bytes: of another file in place of this one it is another.
+    """
+
+    name: str
+    path: str
+    inode: int
+    begin: int
+    end: int
+    mtime_ns: int
+    records: int
+    check: str
+
+
 class OtherLog(msgspec.Struct, frozen=True):
     """What is to be known of another project's log of which a dataset was made: see `ForeignLog`."""
 
@@ -69,6 +93,7 @@ class Index(msgspec.Struct):
     parts: list[Part]
     runs: list[str] = []
     other: OtherLog | None = None
+    ranges: list[HeldRange] = []
 
 
 class _WrittenTables(msgspec.Struct):
@@ -93,13 +118,13 @@ class _List(msgspec.Struct):
 _Kind = TypeVar("_Kind")
 
 
-def read_index(home: SafeFolder) -> list[Part]:
-    """Return the parts of a store; [] if it has none of this version."""
+def read_index(home: SafeFolder) -> Index:
+    """Return the index of a store; without parts if it has none of this version."""
     try:
         index = msgspec.json.decode(read_regular(home.path / _INDEX, _MOST_BYTES), type=Index)
     except DAMAGED:
-        return []
-    return index.parts if index.version == VERSION else []
+        return Index(VERSION, [])
+    return index if index.version == VERSION else Index(VERSION, [])
 
 
 def index_of(home: SafeFolder) -> Index:
@@ -109,7 +134,8 @@ def index_of(home: SafeFolder) -> Index:
         DAMAGED: It cannot be read, or names what no part is called.
     """
     index = msgspec.json.decode(read_regular(home.path / _INDEX, _MOST_BYTES), type=Index)
-    if wrong := [part.name for part in index.parts if not _NAME.fullmatch(part.name)]:
+    names = (part.name for part in (*index.parts, *index.ranges))
+    if wrong := [name for name in names if not _NAME.fullmatch(name)]:
         raise ValueError(f"{home.path}: no part is called {wrong[0]!r}")
     return index
 
@@ -119,22 +145,18 @@ def is_dataset(folder: Path) -> bool:
     return (folder / _INDEX).is_file() and (folder / PARTS).is_dir()
 
 
-def write_index(
-    home: SafeFolder, parts: Sequence[Part], runs: Sequence[str] = (), other: OtherLog | None = None
-) -> None:
+def write_index(home: SafeFolder, index: Index) -> None:
     """Say which parts count, and delete the other ones; the caller holds the store's lock.
 
     Args:
         home: The store, or the dataset.
-        parts: The parts.
-        runs: The launches that a dataset is of.
-        other: What it tells of another project's log.
+        index: The index, of this version.
 
     Raises:
         OSError: The index cannot be written.
     """
-    home.write(_INDEX, msgspec.json.encode(Index(VERSION, list(parts), list(runs), other)))
-    counting = {part.name for part in parts}
+    home.write(_INDEX, msgspec.json.encode(index))
+    counting = {part.name for part in (*index.parts, *index.ranges)}
     for name in (home / PARTS).names():
         if name not in counting and _NAME.fullmatch(name):
             delete_part(home, name)
@@ -176,11 +198,26 @@ def write_part(home: SafeFolder, files: Sequence[File], tables: Mapping[str, pl.
     Raises:
         OSError, polars.exceptions.PolarsError: It cannot be written.
     """
-    name = os.urandom(8).hex()
-    draft = home / PARTS / f".draft-{name}"
+    name, draft = new_part(home)
     fill_part(draft, files, tables)
-    (home / PARTS).rename_folder(draft.inside[-1], name)
+    finish_part(home, name)
     return Part(name, list(map(key_of, files)), records_of(files))
+
+
+def new_part(home: SafeFolder) -> tuple[str, SafeFolder]:
+    """Return the name of a new part, and the folder of its draft."""
+    name = os.urandom(8).hex()
+    return name, home / PARTS / draft_of(name)
+
+
+def draft_of(name: str) -> str:
+    """Return the name of the folder of a part before it is whole."""
+    return f".draft-{name}"
+
+
+def finish_part(home: SafeFolder, name: str) -> None:
+    """Give the folder of a part its name."""
+    (home / PARTS).rename_folder(draft_of(name), name)
 
 
 def fill_part(
@@ -200,7 +237,8 @@ def fill_part(
     filled = {table: rows for table, rows in tables.items() if len(rows)}
     for table, rows in filled.items():
         save_parquet(folder, f"{table}.parquet", rows, sync)
-    folder.write(FILES, msgspec.json.encode(_WrittenTables(VERSION, list(filled), list(files))), sync)
+    listed = [msgspec.structs.replace(file, range=None) for file in files]
+    folder.write(FILES, msgspec.json.encode(_WrittenTables(VERSION, list(filled), listed)), sync)
 
 
 def read_data(folder: Path) -> tuple[list[File], Digest]:

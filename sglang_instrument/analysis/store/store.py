@@ -12,8 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-import polars as pl
-
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import Key, join_digests, key_of, only_files
 from sglang_instrument.analysis.reading.files import File, ended_paths
@@ -22,6 +20,8 @@ from sglang_instrument.analysis.store.homes import homes, locked
 from sglang_instrument.analysis.store.parts import (
     DAMAGED,
     PARTS,
+    VERSION,
+    Index,
     Part,
     files_of,
     read_index,
@@ -30,6 +30,8 @@ from sglang_instrument.analysis.store.parts import (
     write_index,
     write_part,
 )
+from sglang_instrument.analysis.store.ranges import add_ranges, counting_ranges, has_grown
+from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder
 
 _FULL: Final = 100_000  # records of a part
@@ -48,7 +50,7 @@ def load(folder: Path, files: Sequence[File]) -> tuple[list[File], Digest]:
     wanted = {key_of(file) for file in files}
     pieces: list[tuple[list[File], Digest]] = []
     for home in homes(folder):
-        for part in read_index(home):
+        for part in read_index(home).parts:
             keys = wanted.intersection(part.files)
             if not keys:
                 continue
@@ -90,7 +92,7 @@ def held_parts(folder: Path, files: Sequence[File]) -> list[HeldPart]:
     wanted = {key_of(file) for file in files}
     parts = []
     for home in homes(folder):
-        for part in read_index(home):
+        for part in read_index(home).parts:
             keys = wanted.intersection(part.files)
             if not keys:
                 continue
@@ -112,7 +114,7 @@ def _of_files(digest: Digest, files: Sequence[File], keys: Collection[Key]) -> D
 
 
 def save(folder: Path, files: Sequence[File], digest: Digest, read: Sequence[File]) -> None:
-    """Add to the store of a run what it lacks of files at rest, where that is possible.
+    """Add to the store of a run what it lacks, where that is possible: of files at rest, and of growing ones.
 
     Args:
         folder: The run's folder.
@@ -121,15 +123,26 @@ def save(folder: Path, files: Sequence[File], digest: Digest, read: Sequence[Fil
         read: Those of the files that were read as lines: a part that should have had one is damaged.
     """
     resting, damaged = _at_rest(files), set(map(key_of, read))
+    growing = [file for file in files if file.path not in resting]
+    lost = {file.path for file in read if file.range is None}  # ranges that they should have had are damaged
+    ranged = [file for file in files if file.path not in lost]
     for home in homes(folder):
-        if not _lacks(_sound(read_index(home), damaged), files, resting):
+        index = read_index(home)
+        held = counting_ranges(folder, ranged, index.ranges)
+        lacks_ranges = sum(map(len, held.values())) < len(index.ranges) or any(
+            has_grown(file, held.get(file.path, ())) for file in growing
+        )
+        if not lacks_ranges and not _lacks(_sound(index.parts, damaged), files, resting):
             return
         try:
             with locked(home):
-                _add(home, files, digest, resting, damaged)
+                parts = _added(home, files, digest, resting, damaged)
+                held = counting_ranges(folder, ranged, read_index(home).ranges)
+                ranges = add_ranges(home, folder, growing, held)
+                write_index(home, Index(VERSION, parts, ranges=ranges))
         except BlockingIOError:  # another command writes the same
             return
-        except (OSError, pl.exceptions.PolarsError):  # read only, full, or a link is in its place
+        except (LogError, *DAMAGED):  # read only, full, a link is in its place, or a part cannot be read
             continue
         with suppress(OSError):
             bound_user_cache(home)
@@ -149,23 +162,23 @@ def _sound(parts: Sequence[Part], damaged: Collection[Key]) -> list[Part]:
     return [part for part in parts if not any(key in damaged for key in part.files)]
 
 
-def _add(
+def _added(
     home: SafeFolder,
     files: Sequence[File],
     digest: Digest,
     resting: Collection[str],
     damaged: Collection[Key],
-) -> None:
-    """Write parts of the files that have none, and of those of parts that are damaged, worn or too small."""
+) -> list[Part]:
+    """Return the parts that stay, and new ones of the other files: of damaged, worn and small parts, too."""
     keys = {key_of(file) for file in files}
-    staying = _staying(_sound(read_index(home), damaged), keys)
+    staying = _staying(_sound(read_index(home).parts, damaged), keys)
     held = {key for part in staying for key in part.files}
     missing = [file for file in files if file.path in resting and key_of(file) not in held]
     new = []
     for group in group_files(missing):
         tables = only_files(digest, files, group).tables()
         new.append(write_part(home, group, tables))
-    write_index(home, [*staying, *new])
+    return [*staying, *new]
 
 
 def _staying(parts: Sequence[Part], keys: Collection[Key]) -> list[Part]:
