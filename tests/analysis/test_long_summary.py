@@ -6,16 +6,18 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.long_runs import pieces, summary
-from sglang_instrument.analysis.long_runs.piece_cache import PieceCache
 from sglang_instrument.analysis.long_runs.reduced import Newest, Reduced
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run import digest_of_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import Death, SlowEngine, Trainer, synthetic_run
 
@@ -221,17 +223,25 @@ def test_the_next_call_reads_only_what_changed(
 ) -> None:
     folder = shutil.copytree(usual, tmp_path / "exp", ignore=shutil.ignore_patterns(".store"))
     read: list[range | None] = []
-    reduce = summary.reduce_piece
+    read_as_lines: list[str] = []
+    reduce, digest_files = summary.reduce_piece, digest_of_run.digest_files
 
     def counted(where: pieces.Where, piece: pieces.Piece, newest: Newest | None) -> bytes:
         read.append(piece.steps)
         return reduce(where, piece, newest)
 
+    def listed(executor: Executor, files: Sequence[File], progress: Any) -> Any:
+        read_as_lines.extend(file.path for file in files)
+        return digest_files(executor, files, progress)
+
     monkeypatch.setattr(summary, "reduce_piece", counted)
+    monkeypatch.setattr(digest_of_run, "digest_files", listed)
     first = answer_of(folder, 60)
     steps = [piece for piece in read if piece is not None]
     assert len(steps) >= 4
+    assert sorted(read_as_lines) == sorted(set(read_as_lines))  # also of a step that is beside two pieces
     read.clear()
+    read_as_lines.clear()
     assert answer_of(folder, 60) == first
     assert read == [steps[-1]]  # the last: how the run ended depends on when it is asked
     with (folder / "step_2/worker_0.jsonl").open("a") as file:
@@ -240,12 +250,13 @@ def test_the_next_call_reads_only_what_changed(
     read.clear()
     again = answer_of(folder, 60)
     assert read == [steps[0], steps[-1]]
+    assert read_as_lines == ["step_2/worker_0.jsonl"]
     assert again["health"]["ignored"] == ["step_3/notes.txt"]
     (folder / "step_3/notes.txt").unlink()
     assert answer_of(folder, 60)["health"]["ignored"] == []
     assert again["health"]["foreign"] == 1
     assert again["periods"] == first["periods"]
-    stored = list((folder / ".store/pieces").iterdir())
+    stored = list((folder / ".store").glob("reduced-*.parquet"))
     assert len(stored) == len(steps) - 1  # those of before are deleted
 
 
@@ -333,7 +344,7 @@ def test_this_machine_reduces_one_piece_at_a_time_and_none_when_interrupted(
     monkeypatch.setattr(summary, "reduce_piece", counted)
 
     def reduced(number: int) -> Reduced:
-        return summary._kept_of(run, run.pieces[number], None, PieceCache([]), number, stopped)
+        return summary._kept_of(run, run.pieces[number], None, [], number, stopped)
 
     with ThreadPoolExecutor(3) as threads:  # as for pieces of a cluster's nodes
         assert [len(piece.headers) > 0 for piece in threads.map(reduced, range(3))] == [True] * 3

@@ -72,7 +72,6 @@ def linked(run: Path, name: str, users: Path) -> None:
     [
         ".store",
         ".store/parts",
-        ".store/pieces",
     ],
 )
 @pytest.mark.parametrize(

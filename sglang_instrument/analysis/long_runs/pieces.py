@@ -18,7 +18,7 @@ from sglang_instrument.analysis.executors.local import LocalExecutor, sizes_here
 from sglang_instrument.analysis.executors.on_ray import SMALL, RayExecutor
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import PRUNED, is_part, others_among, place_at
-from sglang_instrument.analysis.run.digest_of_run import digest_files
+from sglang_instrument.analysis.run.digest_of_run import stored_digest
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.logged_runs import split_run_id
 from sglang_instrument.analysis.run.pruned import list_kept, pruned_folders, with_pruned
@@ -86,7 +86,7 @@ class Where:
 
 def read_piece(piece: Piece, executor: Executor, files: Sequence[File]) -> tuple[list[File], Digest]:
     """Return the files of a piece as read, also what `prune` deleted of it, and their digest."""
-    read, digest = digest_files(executor, files)
+    read, digest = stored_digest(executor, files, of_some=True)
     if not piece.pruned:
         return read, digest
     homes = [executor.home / PRUNED / name for name in piece.pruned]

@@ -68,7 +68,7 @@ def state_of(executor: Executor, files: Sequence[File], piece: Piece, newest: Ne
     """Return a name for all that decides what is kept of a piece."""
     listed, others = sorted(map(key_of, files)), executor.list_others()
     parts = (piece.folders, listed, others, piece.pruned, sorted((newest or {}).items()))
-    return hashlib.sha256(repr((__version__, VERSION, *parts)).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr((__version__, VERSION, *parts)).encode()).hexdigest()[:12]
 
 
 def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:

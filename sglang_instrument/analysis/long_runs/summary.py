@@ -1,8 +1,8 @@
 """Summarise a run by day or week: as a whole, or piece by piece where it is too large for memory.
 
-Of each piece a few rows, numbers and sentences are kept, in a cache, too: the next call reads only the pieces
-whose files changed. Which launch counts in a step is known when all pieces are read: a piece that had taken
-another for the newest is read again.
+Of each piece a few rows, numbers and sentences are kept, in the store, too: the next call reads only the
+pieces whose files changed, and what did not change of them from parts. Which launch counts in a step is known
+when all pieces are read: a piece that had taken another for the newest is read again.
 """
 
 import threading
@@ -19,7 +19,6 @@ import polars as pl
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.long_runs.periods import launches_of
-from sglang_instrument.analysis.long_runs.piece_cache import PieceCache
 from sglang_instrument.analysis.long_runs.pieces import LongRun, Piece
 from sglang_instrument.analysis.long_runs.reduced import Reduced, reduce_piece, state_of, sum_of
 from sglang_instrument.analysis.reading.files import (
@@ -37,10 +36,14 @@ from sglang_instrument.analysis.run.losses import (
     used_runs,
 )
 from sglang_instrument.analysis.store.homes import homes
+from sglang_instrument.analysis.store.made_tables import forget_made, load_made, save_made
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import in_order_of_weight
 from sglang_instrument.errors import LogError
+from sglang_instrument.safe_files.folder import SafeFolder
 
+_REDUCED: Final = "reduced"  # a table with one value: what was kept of a piece
+_TABLE: Final = {_REDUCED: pl.Binary}
 _MOST_AT_ONCE: Final = 32  # pieces that nodes of a cluster work on, about 1 GB each
 _HERE: Final = threading.Lock()  # of the thread that reduces a piece on this machine: it takes about 1 GB
 
@@ -92,8 +95,9 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
     Raises:
         LogError: It has no records yet.
     """
-    cache = PieceCache(homes(run.base.home))
-    parts = _reduce_all(run, dict.fromkeys(run.pieces), cache, progress)
+    stores = homes(run.base.home)
+    parts = _reduce_all(run, dict.fromkeys(run.pieces), stores, progress)
+    states = {part.state for part in parts}
     headers = [header for part in parts for header in part.headers]
     newest = newest_runs(headers)
     end = _end_of(run.pieces, parts, newest)
@@ -104,9 +108,10 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
         if ends or any(newest.get(folder) != part.newest.get(folder) for folder in folders):
             again[number] = replace(piece, is_last=ends or piece.is_last)
     known = {piece: newest.of_folders((*piece.folders, *piece.around)) for piece in again.values()}
-    for number, part in zip(again, _reduce_all(run, known, cache, None), strict=True):
+    for number, part in zip(again, _reduce_all(run, known, stores, None), strict=True):
         parts[number] = part
-    cache.forget_others()
+        states.add(part.state)
+    forget_made(stores, _REDUCED, states)
     return _joined(run, parts, RunFiles(headers))
 
 
@@ -120,7 +125,10 @@ def _end_of(pieces: Sequence[Piece], parts: Sequence[Reduced], newest: Newest) -
 
 
 def _reduce_all(
-    run: LongRun, wanted: Mapping[Piece, Newest | None], cache: PieceCache, progress: Progress | None
+    run: LongRun,
+    wanted: Mapping[Piece, Newest | None],
+    stores: Sequence[SafeFolder],
+    progress: Progress | None,
 ) -> list[Reduced]:
     """Return what is kept of some pieces, each with the newest run of its folders, or None if not yet known.
 
@@ -128,7 +136,7 @@ def _reduce_all(
     """
     stopped = threading.Event()
     work = [
-        (run, piece, newest, cache, number, stopped) for number, (piece, newest) in enumerate(wanted.items())
+        (run, piece, newest, stores, number, stopped) for number, (piece, newest) in enumerate(wanted.items())
     ]
     if not isinstance(run.base, RayExecutor):
         return _counted(wanted, starmap(_kept_of, work), progress)
@@ -160,14 +168,14 @@ def _kept_of(
     run: LongRun,
     piece: Piece,
     newest: Newest | None,
-    cache: PieceCache,
+    stores: Sequence[SafeFolder],
     number: int,
     stopped: threading.Event,
 ) -> Reduced:
     """Return what is kept of a piece: what was kept before, unless a file changed."""
     executor = run.where.executor_of(piece)
     state = state_of(executor, executor.list_files(), piece, newest)
-    cached = None if piece.is_last else cache.load(state)
+    cached = None if piece.is_last else _cached(stores, state)
     if cached is not None:
         cached.lost = executor.lost  # as it is now
         return cached
@@ -182,8 +190,17 @@ def _kept_of(
     reduced = msgspec.msgpack.decode(packed, type=Reduced)
     reduced.lost = executor.lost | reduced.lost
     if reduced.state == state:  # else a node did not answer the task, or a file changed
-        cache.save(state, packed)
+        save_made(stores, _REDUCED, state, pl.DataFrame({_REDUCED: [packed]}, schema=_TABLE))
     return reduced
+
+
+def _cached(stores: Sequence[SafeFolder], state: str) -> Reduced | None:
+    """Return what was kept of a piece in this state; None if nothing was."""
+    table = load_made(stores, _REDUCED, state)
+    try:
+        return None if table is None else msgspec.msgpack.decode(table[_REDUCED][0], type=Reduced)
+    except (pl.exceptions.PolarsError, msgspec.MsgspecError, TypeError, IndexError):
+        return None
 
 
 def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSummary:

@@ -1,16 +1,14 @@
 """Cache the tables that answers make of a run's files."""
 
-import re
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.parquet import read_table, save_parquet
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.digest_of_run import state_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.store.homes import homes, is_worthwhile
+from sglang_instrument.analysis.store.made_tables import forget_made, load_made, save_made
 
 
 def cached_table(
@@ -27,25 +25,11 @@ def cached_table(
     files = run.files if files is None else files
     if not run.cached or not is_worthwhile(files):
         return make()
-    state = state_of(files)
-    for home in homes(run.home):
-        try:
-            return read_table(home.path / f"{name}-{state}.parquet")
-        except (OSError, ValueError, pl.exceptions.PolarsError):
-            continue
+    state, stores = state_of(files), homes(run.home)
+    cached = load_made(stores, name, state)
+    if cached is not None:
+        return cached
     table = make()
-    for home in homes(run.home):
-        try:
-            home.make()
-            save_parquet(home, f"{name}-{state}.parquet", table)
-            home.delete_those(partial(_is_other, name=name, state=state))
-        except (OSError, pl.exceptions.PolarsError):
-            continue
-        break
+    save_made(stores, name, state, table)
+    forget_made(stores, name, {state})
     return table
-
-
-def _is_other(file_name: str, name: str, state: str) -> bool:
-    """Return whether this is the name of a table in the cache that was made of other files."""
-    ours = re.fullmatch(rf"{re.escape(name)}-([0-9a-f]{{12}})\.parquet", file_name)
-    return ours is not None and ours[1] != state

@@ -62,6 +62,20 @@ def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tu
     files = executor.list_files()
     if not cached or not is_worthwhile(files):
         return digest_files(executor, files, progress)
+    return stored_digest(executor, files, progress)
+
+
+def stored_digest(
+    executor: Executor, files: Sequence[File], progress: Progress | None = None, of_some: bool = False
+) -> tuple[list[File], Digest]:
+    """Return files as read, and their digest: from the store, which gets what it lacks.
+
+    Args:
+        executor: Reads the run.
+        files: Its log files, as listed.
+        progress: As for `read_digest`.
+        of_some: Whether these are some files of many, whose parts are written at once to free the memory.
+    """
     known, old = load(executor.home, files)
     unchanged = {key_of(file): file for file in known}
     changed = with_ranges(executor.home, [file for file in files if key_of(file) not in unchanged])
@@ -69,7 +83,10 @@ def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tu
     by_path = {file.path: file for file in read}
     merged = [by_path.get(file.path) or unchanged[key_of(file)] for file in files]
     whole = old if new is None else join_digests([(known, old), (read, new)], merged)
-    write_after_answer(lambda: save(executor.home, merged, whole, read))
+    if of_some:
+        save(executor.home, merged, whole, read, of_some)
+    else:
+        write_after_answer(lambda: save(executor.home, merged, whole, read))
     return merged, whole
 
 

@@ -11,8 +11,6 @@ from sglang_instrument.analysis.store.parts import PARTS, delete_part
 from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 
 _MOST_BYTES: Final = 10 * 10**9
-_PIECES: Final = "pieces"  # of long runs: `piece_cache`
-_PIECE: Final = re.compile("[0-9a-f]{24}")
 _OURS: Final = re.compile(r"index\.json|[a-z_]+-[0-9a-f]{12}\.parquet")
 
 
@@ -59,8 +57,6 @@ def empty_store(home: SafeFolder) -> None:
     for name in (home / PARTS).names():
         delete_part(home, name)
     home.delete_folder(PARTS)
-    (home / _PIECES).delete_those(lambda name: is_draft(name) or _PIECE.fullmatch(name) is not None)
-    home.delete_folder(_PIECES)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

@@ -27,7 +27,7 @@ from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.schema import LOG_VERSION
 
 # Of all that a store holds; raise it when columns or their meaning change. It is then made again.
-_LAYOUT: Final = 4
+_LAYOUT: Final = 5
 VERSION: Final = f"log {LOG_VERSION}, parts {_LAYOUT}"
 PARTS: Final = "parts"
 _INDEX: Final = "index.json"
@@ -95,6 +95,11 @@ class Index(msgspec.Struct):
     other: OtherLog | None = None
     ranges: list[HeldRange] = []
 
+    @property
+    def names(self) -> set[str]:
+        """The names of the parts that count."""
+        return {part.name for part in self.parts} | {held.name for held in self.ranges}
+
 
 class _WrittenTables(msgspec.Struct):
     version: str
@@ -134,8 +139,7 @@ def index_of(home: SafeFolder) -> Index:
         DAMAGED: It cannot be read, or names what no part is called.
     """
     index = msgspec.json.decode(read_regular(home.path / _INDEX, _MOST_BYTES), type=Index)
-    names = (part.name for part in (*index.parts, *index.ranges))
-    if wrong := [name for name in names if not _NAME.fullmatch(name)]:
+    if wrong := [name for name in index.names if not _NAME.fullmatch(name)]:
         raise ValueError(f"{home.path}: no part is called {wrong[0]!r}")
     return index
 
@@ -156,7 +160,7 @@ def write_index(home: SafeFolder, index: Index) -> None:
         OSError: The index cannot be written.
     """
     home.write(_INDEX, msgspec.json.encode(index))
-    counting = {part.name for part in (*index.parts, *index.ranges)}
+    counting = index.names
     for name in (home / PARTS).names():
         if name not in counting and _NAME.fullmatch(name):
             delete_part(home, name)

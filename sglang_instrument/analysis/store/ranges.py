@@ -59,7 +59,7 @@ def with_ranges(folder: Path, files: Sequence[File]) -> list[File]:
     """Return files of a run with the ranges that its store holds of them."""
     if not any(map(has_ranges, files)):
         return list(files)
-    ranged: dict[str, File] = {}
+    ranged: dict[str, Range] = {}
     for home in homes(folder):
         for path, ranges in counting_ranges(folder, files, read_index(home).ranges).items():
             parts = [str(home.path / PARTS / held.name) for held in ranges]

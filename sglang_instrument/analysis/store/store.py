@@ -113,33 +113,37 @@ def _of_files(digest: Digest, files: Sequence[File], keys: Collection[Key]) -> D
     return only_files(digest, files, _chosen(files, keys))
 
 
-def save(folder: Path, files: Sequence[File], digest: Digest, read: Sequence[File]) -> None:
+def save(
+    folder: Path, files: Sequence[File], digest: Digest, read: Sequence[File], of_some: bool = False
+) -> None:
     """Add to the store of a run what it lacks, where that is possible: of files at rest, and of growing ones.
 
     Args:
         folder: The run's folder.
-        files: All of its log files.
+        files: Its log files.
         digest: Their digest.
         read: Those of the files that were read as lines: a part that should have had one is damaged.
+        of_some: Whether it has other files, too, whose parts stay as they are.
     """
     resting, damaged = _at_rest(files), set(map(key_of, read))
     growing = [file for file in files if file.path not in resting]
     lost = {file.path for file in read if file.range is None}  # ranges that they should have had are damaged
     ranged = [file for file in files if file.path not in lost]
     for home in homes(folder):
-        index = read_index(home)
+        index, apart = _split(read_index(home), files, of_some, damaged)
         held = counting_ranges(folder, ranged, index.ranges)
         lacks_ranges = sum(map(len, held.values())) < len(index.ranges) or any(
             has_grown(file, held.get(file.path, ())) for file in growing
         )
-        if not lacks_ranges and not _lacks(_sound(index.parts, damaged), files, resting):
+        if not lacks_ranges and not _lacks(index, apart, files, resting):
             return
         try:
             with locked(home):
-                parts = _added(home, files, digest, resting, damaged)
-                held = counting_ranges(folder, ranged, read_index(home).ranges)
+                index, apart = _split(read_index(home), files, of_some, damaged)
+                parts = _added(home, index, apart, files, digest, resting)
+                held = counting_ranges(folder, ranged, index.ranges)
                 ranges = add_ranges(home, folder, growing, held)
-                write_index(home, Index(VERSION, parts, ranges=ranges))
+                write_index(home, Index(VERSION, [*apart.parts, *parts], ranges=[*apart.ranges, *ranges]))
         except BlockingIOError:  # another command writes the same
             return
         except (LogError, *DAMAGED):  # read only, full, a link is in its place, or a part cannot be read
@@ -149,30 +153,45 @@ def save(folder: Path, files: Sequence[File], digest: Digest, read: Sequence[Fil
         return
 
 
-def _lacks(parts: Sequence[Part], files: Sequence[File], resting: Collection[str]) -> bool:
+def _split(
+    index: Index, files: Sequence[File], of_some: bool, damaged: Collection[Key]
+) -> tuple[Index, Index]:
+    """Return the sound parts of an index that are of these files alone, and those that are of others, too."""
+    paths = {file.path for file in files}
+    sound = [part for part in index.parts if not any(key in damaged for key in part.files)]
+    apart = Index(VERSION, [])
+    if of_some:
+        apart.parts = [part for part in sound if any(path not in paths for path, *_ in part.files)]
+        apart.ranges = [held for held in index.ranges if held.path not in paths]
+    parts = [part for part in sound if part.name not in apart.names]
+    ranges = [held for held in index.ranges if held.name not in apart.names]
+    return Index(VERSION, parts, ranges=ranges), apart
+
+
+def _lacks(index: Index, apart: Index, files: Sequence[File], resting: Collection[str]) -> bool:
     """Return whether parts should be written, or deleted."""
     now = {key_of(file) for file in files}
-    held = {key for part in parts for key in part.files}
-    return bool({key_of(file) for file in files if file.path in resting} - held) or any(
-        now.isdisjoint(part.files) for part in parts
+    return bool({key_of(file) for file in files if file.path in resting} - _keys_of(index, apart)) or any(
+        now.isdisjoint(part.files) for part in index.parts
     )
 
 
-def _sound(parts: Sequence[Part], damaged: Collection[Key]) -> list[Part]:
-    return [part for part in parts if not any(key in damaged for key in part.files)]
+def _keys_of(*indexes: Index) -> set[Key]:
+    return {key for index in indexes for part in index.parts for key in part.files}
 
 
 def _added(
     home: SafeFolder,
+    index: Index,
+    apart: Index,
     files: Sequence[File],
     digest: Digest,
     resting: Collection[str],
-    damaged: Collection[Key],
 ) -> list[Part]:
-    """Return the parts that stay, and new ones of the other files: of damaged, worn and small parts, too."""
+    """Return the parts of files: those that stay, and new ones in place of worn and small ones, too."""
     keys = {key_of(file) for file in files}
-    staying = _staying(_sound(read_index(home).parts, damaged), keys)
-    held = {key for part in staying for key in part.files}
+    staying = _staying(index.parts, keys)
+    held = _keys_of(Index(VERSION, staying), apart)
     missing = [file for file in files if file.path in resting and key_of(file) not in held]
     new = []
     for group in group_files(missing):
