@@ -7,11 +7,11 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.executors.batches import in_order, join_results
-from sglang_instrument.analysis.reading.files import File, joined_file
+from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import Reading, Source, read_files
 from sglang_instrument.analysis.store.part_records import by_part, read_part_records
 from sglang_instrument.analysis.store.parts import DAMAGED
-from sglang_instrument.analysis.store.ranges import pieces_of
+from sglang_instrument.analysis.store.ranges import joined_file, pieces_of
 from sglang_instrument.errors import LogError
 
 

@@ -44,9 +44,9 @@ def extra_texts(rows: pl.DataFrame) -> pl.Series:
 
 
 def _fields(rows: pl.DataFrame) -> pl.Expr:
-    own = [name for name in rows.columns if name not in COLUMNS]
-    names = [*(name for name in _IN_EXTRA if name in rows.columns), *own]
-    return pl.struct(*names, actual_response_tokens="response_tokens")
+    others = [name for name in rows.columns if name not in COLUMNS]
+    in_extra = [name for name in _IN_EXTRA if name in rows.columns]
+    return pl.struct(*in_extra, *others, actual_response_tokens="response_tokens")
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.ledger.ledger import Paths
+from sglang_instrument.analysis.long_runs.headers import headers_of
 from sglang_instrument.analysis.long_runs.periods import step_rows
 from sglang_instrument.analysis.long_runs.pieces import Piece, Where, read_piece
 from sglang_instrument.analysis.reading.files import (
     File,
     Newest,
     RunFiles,
-    headers_of,
     newest_runs,
     only_newest,
 )

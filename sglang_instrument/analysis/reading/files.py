@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -318,53 +318,6 @@ def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], boo
 def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]:
     """Return the control records of one kind that newest runs wrote, in the order of their files."""
     return RunFiles.of(files).controls.get(event, [])
-
-
-def joined_file(file: File, pieces: Sequence[File]) -> File:
-    """Return a file as it was read piece by piece, in the order of its lines."""
-    records: dict[str | None, int] = {}
-    for piece in pieces:
-        for run_id, count in zip(piece.runs, piece.records, strict=True):
-            records[run_id] = records.get(run_id, 0) + count
-    return msgspec.structs.replace(
-        file,
-        runs=list(records),
-        records=list(records.values()),
-        controls=[control for piece in pieces for control in piece.controls],
-        headerless=all(piece.headerless for piece in pieces),
-        torn=sum(piece.torn for piece in pieces),
-        foreign=sum(piece.foreign for piece in pieces),
-        local_times=sum(piece.local_times for piece in pieces),
-        unreadable=pieces[-1].unreadable,
-        tracked=sorted({name for piece in pieces for name in piece.tracked or ()}),
-    )
-
-
-def headers_of(files: Sequence[File]) -> list[File]:
-    """Return files with a few headers that tell the same of launches and newest runs as all of them."""
-    first: dict[tuple[Any, ...], Control] = {}
-    last: dict[tuple[Any, ...], Control] = {}
-    names: dict[tuple[str, str], str] = {}
-    for file in files:
-        role = "" if file.place is None else file.place.role
-        names.setdefault((file.folder, role), file.path)
-        for control in file.controls:
-            if control.event == LOG_OPENED:
-                launch = control.extra.launch, control.extra.launcher, control.extra.rank
-                key = (file.folder, role, control.run_id, control.extra.step_bound, *map(str, launch))
-                if key not in first or control.time_us < first[key].time_us:
-                    first[key] = control
-                if key not in last or control.time_us >= last[key].time_us:
-                    last[key] = control
-    of_places: dict[tuple[str, str], list[Control]] = {place: [] for place in names}
-    for headers in (first, last):
-        for (folder, role, *_), header in headers.items():
-            was = header.extra
-            extra = ControlFields(
-                step_bound=was.step_bound, launch=was.launch, launcher=was.launcher, rank=was.rank
-            )
-            of_places[folder, role].append(Control(LOG_OPENED, header.run_id, header.time_us, extra))
-    return [File(names[place], 0, 0, controls=controls) for place, controls in of_places.items()]
 
 
 def ended_paths(files: Sequence[File]) -> set[str]:

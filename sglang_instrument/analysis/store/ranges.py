@@ -17,7 +17,7 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.parquet import read_table, save_parquet
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines
-from sglang_instrument.analysis.reading.files import Control, File, Range, joined_file
+from sglang_instrument.analysis.reading.files import Control, File, Range
 from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.reading.records.lines import Rejects, decode
@@ -133,6 +133,26 @@ def pieces_of(file: File) -> list[File]:
 def _last_opened(file: File) -> Control | None:
     headers = [control for control in file.controls if control.event == LOG_OPENED]
     return headers[-1] if headers else None
+
+
+def joined_file(file: File, pieces: Sequence[File]) -> File:
+    """Return a file as it was read piece by piece, in the order of its lines."""
+    records: dict[str | None, int] = {}
+    for piece in pieces:
+        for run_id, count in zip(piece.runs, piece.records, strict=True):
+            records[run_id] = records.get(run_id, 0) + count
+    return msgspec.structs.replace(
+        file,
+        runs=list(records),
+        records=list(records.values()),
+        controls=[control for piece in pieces for control in piece.controls],
+        headerless=all(piece.headerless for piece in pieces),
+        torn=sum(piece.torn for piece in pieces),
+        foreign=sum(piece.foreign for piece in pieces),
+        local_times=sum(piece.local_times for piece in pieces),
+        unreadable=pieces[-1].unreadable,
+        tracked=sorted({name for piece in pieces for name in piece.tracked or ()}),
+    )
 
 
 def has_grown(file: File, held: Sequence[HeldRange]) -> bool:
