@@ -211,18 +211,18 @@ def test_a_dataset_of_a_foreign_log_answers_as_the_log_does(logs, datasets, name
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_dataset_of_a_foreign_log_has_its_ends_and_its_own_fields(runs, datasets, name):
-    kept, rows = open_run(datasets[name]), runs[name].executor.log.rows
+    dataset, rows = open_run(datasets[name]), runs[name].executor.log.rows
     columns = ["event", "worker", "step", "start_us", "end_us", "duration_sec"]
     ours, theirs = (
-        table.select(columns).cast({"event": pl.String}).sort(columns) for table in (kept.records, rows)
+        table.select(columns).cast({"event": pl.String}).sort(columns) for table in (dataset.records, rows)
     )
     assert ours.equals(theirs)
-    of_spans = kept.sql("from spans").select(columns).sort(columns)
+    of_spans = dataset.sql("from spans").select(columns).sort(columns)
     assert of_spans.equals(theirs)
     fields = [
         field for field in rows.columns if field not in COLUMNS and rows[field].null_count() < len(rows)
     ]
-    counts = dict(kept.sql("select field, sum(count)::bigint from fields group by field").rows())
+    counts = dict(dataset.sql("select field, sum(count)::bigint from fields group by field").rows())
     assert {field: counts.get(field) for field in fields} == {
         field: len(rows) - rows[field].null_count() for field in fields
     }
