@@ -1,8 +1,7 @@
 """Turn decoded lines into typed columns, chunk by chunk, while a chunk is still in the processor's cache."""
 
 from collections.abc import Iterable, Sequence
-from itertools import compress, count
-from operator import not_
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
@@ -164,23 +163,18 @@ class Columns:
         self, lines: Sequence[Line], codes: Sequence[int], extras: Sequence[msgspec.Raw], all_ids: bool
     ) -> list[bool]:
         """Return for each of the lines added last whether to read its fields."""
-        tasks = self._keys["task"][-len(lines) :]
         # Without tasks, request ids separate concurrent spans: then every id is needed.
-        if not self._for_digest or all_ids or None in tasks:
+        if not self._for_digest or all_ids or [True for line in lines if line.task is None]:
             return [extra is not NO_EXTRA for extra in extras]
         has_fields = self._has_fields
         wanted = [
             extra is not NO_EXTRA and has_fields[code] for extra, code in zip(extras, codes, strict=True)
         ]
-        phases = self._keys["phase"][-len(lines) :]
-        if phases.count(None) < len(phases):
-            for number, (phase, extra) in enumerate(zip(phases, extras, strict=True)):
-                wanted[number] |= phase is not None and extra is not NO_EXTRA
-        others = list(compress(extras, map(not_, wanted)))
-        if rewarded := where_rewards(others):
-            numbers = list(compress(count(), map(not_, wanted)))
-            for number in rewarded:
-                wanted[numbers[number]] = True
+        for number in [number for number, line in enumerate(lines) if line.phase is not None]:
+            wanted[number] = extras[number] is not NO_EXTRA
+        others = [number for number, is_wanted in enumerate(wanted) if not is_wanted]
+        for index in where_rewards([extras[number] for number in others]):
+            wanted[others[index]] = True
         return wanted
 
     def table(self, places: Sequence[Place], position: int) -> pl.DataFrame:
