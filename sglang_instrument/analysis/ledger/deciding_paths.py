@@ -11,6 +11,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.ledger.intervals import clipped, one_at_a_time, sec_between
 from sglang_instrument.analysis.run.clocks import clock_table, numbered_barriers
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 
@@ -137,14 +138,22 @@ class Paths:
         """The deciding pieces of engine calls and tools, without what no sum needs."""
         return self._sums[2] if self._is_long else _deciding_calls(self)
 
+    @cached_property
+    def waiting_sums(self) -> pl.DataFrame:
+        """The seconds of pieces by step, worker, part, event and `waited_for`, in a short run piece by piece.
+
+        waited_for: of a barrier, the worker that came last, unless it is the piece's own.
+        """
+        return self._sums[3] if self._is_long else _with_waits(self)
+
     @property
     def _is_long(self) -> bool:
         """Whether the run has more pieces than fit into memory well."""
         return len(self.of_workers.path) > MOST_PIECES
 
     @cached_property
-    def _sums(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-        """What the three tables above are, with the pieces of some steps at a time."""
+    def _sums(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """What the four tables above are, with the pieces of some steps at a time."""
         path = self.of_workers.path
         number = assign_group_ids(path, STEP)[0]
         counts = pl.DataFrame({"number": number}).group_by("number").len().sort("number")
@@ -157,9 +166,11 @@ class Paths:
             for name in ("aligned", "barriers", "segments"):
                 vars(block)[name] = getattr(self, name).join(rows, on=STEP, how="semi", maintain_order="left")
             vars(block)["pieces"] = block._pieces_of(rows)
-            tables.append((_outside_sums(block), _deciding_sums(block), _deciding_calls(block)))
-        outside, deciding, calls = (pl.concat(each) for each in zip(*tables, strict=True))
-        return outside, deciding, calls
+            waits = _with_waits(block).group_by(*STEP_OF_WORKER, "part", "event", "waited_for")
+            sums = waits.agg(pl.col("sec").sum())
+            tables.append((_outside_sums(block), _deciding_sums(block), _deciding_calls(block), sums))
+        outside, deciding, calls, waiting = (pl.concat(each) for each in zip(*tables, strict=True))
+        return outside, deciding, calls, waiting
 
     def _pieces_of(self, path: pl.DataFrame) -> pl.DataFrame:
         steps = self.aligned.drop("launch").rename({"start_us": "begin_us", "end_us": "stop_us"})
@@ -235,6 +246,16 @@ def _deciding_calls(paths: Paths) -> pl.DataFrame:
     return calls.select(*STEP_OF_WORKER, "part", "request_id", "from_us", "sec")
 
 
+def _with_waits(paths: Paths) -> pl.DataFrame:
+    is_last = pl.col("segment") == pl.col("segment").max().over(STEP)  # no barrier ends it
+    deciders = paths.segments.filter(~is_last).select(*STEP, "segment", waited_for="worker")
+    rows = paths.pieces.filter(pl.col("sec") > 0)
+    rows = rows.join(deciders, on=[*STEP, "segment"], how="left", maintain_order="left")
+    waits = (pl.col("part") == "barrier") & (pl.col("waited_for") != pl.col("worker"))
+    columns = (*STEP_OF_WORKER, "part", "event", "sec")
+    return rows.select(*columns, waited_for=pl.when(waits).then("waited_for"))
+
+
 def step_windows(run: Digest | Paths) -> pl.DataFrame:
     """Return when each step was, on the clocks as barriers align them, one row per step in the order of time.
 
@@ -245,33 +266,6 @@ def step_windows(run: Digest | Paths) -> pl.DataFrame:
         begin_us to next_us; overlap_sec: how long the next step had been going on before this was done.
     """
     return Paths.of(run).windows
-
-
-def sec_between(from_us: str, to_us: str) -> pl.Expr:
-    """Return the seconds from one column of microseconds to another."""
-    return (pl.col(to_us) - pl.col(from_us)) / 1e6
-
-
-def one_at_a_time(pieces: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """Remove overlaps: an instant that several pieces cover counts for the earliest.
-
-    Files of one worker may overlap.
-    """
-    pieces = pieces.sort(*key, "from_us", "to_us")
-    reach = pl.col("to_us").cum_max().shift(1)
-    reach = reach.over(key) if key else reach
-    pieces = pieces.with_columns(from_us=pl.max_horizontal("from_us", reach))
-    return pieces.filter(pl.col("to_us") > pl.col("from_us"))
-
-
-def clipped(pieces: pl.DataFrame, begin: str, end: str) -> pl.DataFrame:
-    """Return what of each piece lies between these columns, with its seconds."""
-    pieces = pieces.with_columns(
-        from_us=pl.max_horizontal("from_us", begin), to_us=pl.min_horizontal("to_us", end)
-    )
-    return pieces.filter(pl.col("to_us") > pl.col("from_us")).with_columns(
-        sec=sec_between("from_us", "to_us")
-    )
 
 
 def _microseconds(column: str) -> pl.Expr:

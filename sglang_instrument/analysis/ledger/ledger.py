@@ -13,8 +13,8 @@ from sglang_instrument.analysis.ledger.deciding_paths import PARTS as PARTS
 from sglang_instrument.analysis.ledger.deciding_paths import STEP as STEP
 from sglang_instrument.analysis.ledger.deciding_paths import STEP_OF_WORKER as STEP_OF_WORKER
 from sglang_instrument.analysis.ledger.deciding_paths import Paths as Paths
-from sglang_instrument.analysis.ledger.deciding_paths import one_at_a_time, sec_between
 from sglang_instrument.analysis.ledger.deciding_paths import step_windows as step_windows
+from sglang_instrument.analysis.ledger.intervals import one_at_a_time, sec_between
 
 NOT_RECORDED: Final = "(not recorded)"
 END_OF_STEP: Final = "(end of step)"  # the event of the wait for workers that end later
@@ -41,12 +41,7 @@ def worker_ledger(run: Digest | Paths) -> pl.DataFrame:
         last; sec. The seconds of a worker add up to its step's `wall_sec` of `step_windows`.
     """
     paths = Paths.of(run)
-    windows, segments = paths.worker_windows, paths.segments
-    is_last = pl.col("segment") == pl.col("segment").max().over(STEP)  # no barrier ends it
-    deciders = segments.filter(~is_last).select(*STEP, "segment", waited_for="worker")
-    rows = paths.pieces.join(deciders, on=[*STEP, "segment"], how="left", maintain_order="left")
-    waits = (pl.col("part") == "barrier") & (pl.col("waited_for") != pl.col("worker"))
-    rows = rows.with_columns(waited_for=pl.when(waits).then("waited_for"))
+    windows = paths.worker_windows
     slowest = pl.col("worker").sort_by("end_us").last().over(STEP)
     late = windows.select(*STEP_OF_WORKER, part=pl.lit("late start"), sec=sec_between("begin_us", "start_us"))
     ended = windows.select(
@@ -57,7 +52,8 @@ def worker_ledger(run: Digest | Paths) -> pl.DataFrame:
         sec=sec_between("end_us", "done_us"),
     )
     between = between_steps(paths).join(windows.select(STEP_OF_WORKER), on=STEP)
-    return _summed([rows, late, ended, between], windows.select(*STEP_OF_WORKER, "wall_sec"), STEP_OF_WORKER)
+    rows = [paths.waiting_sums, late, ended, between]
+    return _summed(rows, windows.select(*STEP_OF_WORKER, "wall_sec"), STEP_OF_WORKER)
 
 
 def step_ledger(run: Digest | Paths) -> pl.DataFrame:

@@ -11,7 +11,8 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
-from sglang_instrument.analysis.ledger.deciding_paths import STEP, Paths, one_at_a_time, sec_between
+from sglang_instrument.analysis.ledger.deciding_paths import STEP, Paths
+from sglang_instrument.analysis.ledger.intervals import one_at_a_time, sec_between
 
 #: The parts of the loop. Those of `WORKS` are the trainer's own work, those of `GENERATES` the rollout's.
 TRAINER_WAITS: Final = "waiting for rollout"

@@ -13,7 +13,8 @@ from sglang_instrument.analysis.answers.routing.conversations import followed_ca
 from sglang_instrument.analysis.answers.routing.server_calls import CALLS, server_calls
 from sglang_instrument.analysis.answers.steps import worker_steps
 from sglang_instrument.analysis.digests.digest import Digest
-from sglang_instrument.analysis.ledger.deciding_paths import Paths, sec_between
+from sglang_instrument.analysis.ledger.deciding_paths import Paths
+from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.opening import Run

@@ -5,7 +5,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.gaps import loop_blocks
-from sglang_instrument.analysis.ledger.deciding_paths import one_at_a_time, sec_between
+from sglang_instrument.analysis.ledger.intervals import one_at_a_time, sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Explained,

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.deciding_paths import sec_between
+from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
