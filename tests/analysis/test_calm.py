@@ -163,6 +163,8 @@ def test_a_validation_that_only_the_trainer_wrote_is_shown(
 ) -> None:
     written(tmp_path, steps_of([20] * 3), {})
     write_worker(tmp_path / "validate_2" / "trainer_0.jsonl", [("trainer_validate", 100, 110)], 0)
+    table = step_table(open_run(tmp_path).digest)
+    assert table.select("step", "validate").rows() == [(0, False), (1, False), (2, False), (2, True)]
     for arguments in ([], ["--step", "2"]):
         assert main(["summary", str(tmp_path), "--validate", *arguments]) == 0
     assert "1 validation step" in " ".join(capsys.readouterr().out.split())

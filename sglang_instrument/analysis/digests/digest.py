@@ -146,9 +146,9 @@ class Digest:
         return Digest(**{name: table.filter(condition) for name, table in self.tables().items()})
 
     def of_workers(self) -> "Digest":
-        """Return the rows of rollout workers; all rows if there is no worker."""
-        is_worker = self.steps["role"] == "worker"
-        return self.filter(pl.col("role") == "worker") if is_worker.any() and not is_worker.all() else self
+        """Return the rows of rollout workers; of training or validations that no worker wrote, all rows."""
+        kinds = self.steps.filter(role="worker")["validate"].unique().to_list()
+        return self.filter((pl.col("role") == "worker") | ~pl.col("validate").is_in(kinds)) if kinds else self
 
 
 def digest_records(records: pl.DataFrame) -> Digest:

@@ -10,6 +10,7 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.reading.files import File, controls_of
+from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS
 from sglang_instrument.schema import LOG_OPENED, STEP_CLOSED
 
 
@@ -43,8 +44,9 @@ def only_in_steps(files: Sequence[File], digest: Digest) -> Digest:
     if not left_out:
         return digest
     inside = digest.filter(~pl.col("source").is_in(left_out))
-    kept_roles, roles = inside.steps["role"], digest.of_workers().steps["role"]
-    return inside if kept_roles.is_in(roles.unique().implode()).any() else digest
+    roles = set(digest.steps["role"])
+    roles = {ROLE_OF_REQUESTS} & roles or roles
+    return digest if roles.isdisjoint(inside.steps["role"]) else inside
 
 
 def _is_unbound(bound: Sequence[bool | None]) -> bool:

@@ -218,18 +218,13 @@ def _print_windows(opened: Run, window_sec: float | None) -> None:
 
 
 def _summarise(opened: Run, paths: Paths, validate: bool, chosen: list[int] | None) -> _Summary:
-    import polars as pl
-
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
 
     # A step ends with the begin of the next one or of a validation: all are measured before one is chosen.
-    of_kind = opened.digest.filter(pl.col("validate") == validate)
-    # Where the trainer alone wrote these steps, its rows count, though others have workers'.
-    digest = opened.digest if (of_kind.steps["role"] == "worker").any() else of_kind
     tables = [
-        step_table(digest),
-        worker_table(digest),
+        step_table(opened.digest),
+        worker_table(opened.digest),
         step_ledger(paths),
         worker_ledger(paths),
     ]
