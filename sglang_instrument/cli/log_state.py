@@ -30,5 +30,7 @@ HEALTH: Final = {
     "open_spans": Key("integer", "open_spans records: something hung, for a while or for good"),
     "pruned": Key("object", "how many of the files `prune` deleted, by day (UTC)"),
     "read_as": Key("string", "the format of another project's log; empty for our own"),
+    "unfit": Key("object", "how many values were left out, as they fit no column, by field"),
+    "unfit_examples": Key("object", "a file and the first such value in it, by field"),
     "cannot_show": Key("array", "what logs of this format do not hold"),
 }

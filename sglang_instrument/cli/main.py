@@ -176,7 +176,8 @@ def _run_command(name: str, arguments: list[str]) -> int:
         return int(stop.code or 0)
     with answering():
         code = int(command.run(parsed))
-        for sentence, is_loss in losses(parsed):
+        tells_health = "health" in getattr(command, "ANSWER", ())
+        for sentence, is_loss in losses(parsed, tells_health=tells_health):
             say(f"sglang-instrument: {sentence}", sys.stderr)
             code = code or int(is_loss)
         sys.stdout.flush()

@@ -58,9 +58,16 @@ def open_logs(args: argparse.Namespace, logs: Path, progress: Progress) -> Run:
     return run
 
 
-def losses(args: argparse.Namespace) -> Iterator[tuple[str, bool]]:
-    """Yield a sentence for each node that failed while its files were read, and whether files are missing."""
-    lost = [run.executor.lost for run in getattr(args, "opened", ())]
+def losses(args: argparse.Namespace, *, tells_health: bool) -> Iterator[tuple[str, bool]]:
+    """Yield sentences on what an answer lacks, and whether files are missing.
+
+    Each node that failed while its files were read; values that fit no column, unless the answer says so.
+    """
+    opened = getattr(args, "opened", ())
+    for run in () if tells_health else opened:
+        if run.health.unfit:
+            yield f"{run.name}: {run.health.unfit_words()}", False
+    lost = [run.executor.lost for run in opened]
     for of_run in [*lost, getattr(args, "lost", {})]:
         for node, paths in of_run.items():
             if paths:

@@ -12,9 +12,11 @@ import pytest
 from hand_written import EPOCH_US, record, write_file
 
 from sglang_instrument.analysis import open_run, step_table
+from sglang_instrument.analysis.long_runs import pieces
+from sglang_instrument.analysis.long_runs.headers import headers_of
 from sglang_instrument.analysis.long_runs.plan import plan_prune
 from sglang_instrument.analysis.long_runs.prune import prune
-from sglang_instrument.analysis.reading.files import run_begins
+from sglang_instrument.analysis.reading.files import newest_runs, run_begins
 from sglang_instrument.cli.main import main
 
 Rows = list[tuple[Any, ...]]
@@ -68,6 +70,58 @@ def test_a_retry_is_a_row_of_its_own_with_its_own_calls_tokens_and_reward(
     assert rows == [(0, 5.0, 4.0, 0.25, 1, 3, 0.25), (1, 12.0, 10.0, 0.25, 1, 7, 0.75)]
     turns = answer(capsys, "turns", retried)
     assert [(row["turn"], row["requests"], row["engine_sec"]) for row in turns["turns"]] == [(0, 2, 14.0)]
+
+
+def test_a_request_shows_all_attempts_and_says_which_is_which(
+    retried: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moment = instant("cache_hit", 9, extra={"request_id": "r", "hits": 4}, task=2)
+    rows = [moment, asked("r", 6.75, 6.875, 9)]
+    write_file(retried, 2, 0, [asked("r", 30, 31, 1), record("total_step_duration", 29, 40, task=0)])
+    write_file(retried, 1, 0, rows)
+    shown = answer(capsys, "requests", retried, "--request", "r")
+    assert [(row["step"], row["attempt"], row["duration_sec"]) for row in shown["requests"]] == [
+        (1, 0, 5.0),
+        (1, 1, 0.125),
+        (1, 2, 12.0),
+    ]
+    events = [(event["attempt"], event["event"], event["start_sec"]) for event in shown["events"]]
+    assert events == [
+        (0, "async_rollout_request_complete", 0.0),
+        (0, "turn_engine_call", 0.0),
+        (0, "reward", 5.25),
+        (1, "async_rollout_request_complete", 0.0),
+        (2, "async_rollout_request_complete", 0.0),
+        (2, "turn_engine_call", 1.0),
+        (2, "cache_hit", 2.0),
+        (2, "reward", 12.25),
+    ]
+    assert main(["requests", str(retried), "--request", "r"]) == 0
+    printed = capsys.readouterr().out
+    assert [f"attempt {number}: its events" in printed for number in range(1, 5)] == [True, True, True, False]
+    assert "the same id is also in step 2 worker 0: --step, --worker show it" in printed
+    [other] = answer(capsys, "requests", retried, "--request", "r", "--step", 2)["requests"]
+    assert (other["step"], other["attempt"]) == (2, 0)
+
+
+def test_fields_and_reported_calls_are_of_their_own_attempt(
+    retried: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = [
+        record("engine_generate", 1, 5, extra={"request_id": "r", "e2e_latency": 3.5}, task=1),
+        record("engine_generate", 8, 18, extra={"request_id": "r", "e2e_latency": 9.5}, task=2),
+    ]
+    write_file(retried, 1, 0, reports)
+    rows = answer(capsys, "requests", retried, "--fields", "generated_tokens,reward:max")["requests"]
+    assert {row["attempt"]: row["fields"] for row in rows} == {
+        0: {"generated_tokens": 3, "reward:max": 0.25},
+        1: {"generated_tokens": 7, "reward:max": 0.75},
+    }
+    calls = answer(capsys, "requests", retried, "--request", "r")["engine_calls"]
+    assert [(call["attempt"], call["running_sec"], call["outside_sec"]) for call in calls] == [
+        (0, None, 0.5),
+        (1, None, 0.5),
+    ]
 
 
 def test_sql_joins_requests_and_turns_of_a_retry_by_its_attempt(
@@ -193,6 +247,41 @@ def test_a_launch_that_goes_on_in_files_of_another_is_newer_though_its_clock_was
     ]
     plan = plan_prune(tmp_path, keep_steps=3, keep_slowest=0)
     assert sorted(step for step, _ in plan.keep) == [10, 11, 12]
+
+
+LAUNCHES = {
+    "set back once": [("first", range(1, 9), 1000.0), ("resumed", range(5, 13), 0.0)],
+    "set back twice": [("a", range(1, 5), 3000.0), ("b", range(3, 9), 2000.0), ("c", range(6, 13), 0.0)],
+    "never": [("first", range(1, 9), 0.0), ("resumed", range(5, 13), 1000.0)],
+    "in no file together": [("first", range(1, 5), 1000.0), ("resumed", range(5, 13), 0.0)],
+}
+
+
+@pytest.mark.parametrize("launches", LAUNCHES.values(), ids=LAUNCHES)
+def test_pieces_of_a_long_run_choose_launches_as_the_whole_run_does(
+    tmp_path: Path, launches: list[tuple[str, range, float]]
+) -> None:
+    for run_id, steps, begin in launches:
+        launch(tmp_path, run_id, steps, begin)
+    files = open_run(tmp_path).files
+    parts = [[file for file in files if int(file.folder[5:]) % 3 == number] for number in range(3)]
+    headers = [header for part in parts for header in headers_of(part)]
+    assert newest_runs(headers) == newest_runs(files)
+    assert list(run_begins(headers)) == list(run_begins(files))
+    assert len(headers) <= len(files) + len(launches) * 2 * len(parts)
+
+
+def test_a_long_run_whose_clock_was_set_back_is_summed_as_if_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch(tmp_path, "first", range(1, 25), 200_000.0)
+    launch(tmp_path, "resumed", range(12, 41), 0.0)
+    whole = answer(capsys, "summary", tmp_path, "--by", "day")
+    monkeypatch.setattr(pieces, "MOST_FILES", 12)
+    cut = answer(capsys, "summary", tmp_path, "--by", "day")
+    assert "judged in" in cut["verdict"]
+    assert [row["steps"] for row in cut["periods"]] == [row["steps"] for row in whole["periods"]] == [29, 11]
+    assert cut["health"]["older"] == whole["health"]["older"] == {"first": 13}
 
 
 def test_a_run_whose_steps_are_all_pruned_is_still_a_run(

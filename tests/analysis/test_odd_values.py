@@ -1,12 +1,19 @@
 """Values that no column holds: huge numbers, odd types, years beyond calendars. Each costs itself alone."""
 
 import json
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.answers.engine_requests import engine_requests
+from sglang_instrument.analysis.answers.routing.gauges import gauge_table
+from sglang_instrument.analysis.store import homes
+from sglang_instrument.analysis.store.after_answer import write_now
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
@@ -55,6 +62,81 @@ def test_odd_fields_of_the_engine_leave_an_answer(
     command, *options = words.split()
     assert main([command, str(odd), *options, "--json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)
+
+
+UNFIT = [
+    line(extra={"request_id": "a", "turn": 0}),
+    line(duration_sec=1e13, workid="x", task=2**70, extra={"request_id": {"a": 1}, "turn": 10**30}),
+    line(active_sec=float("nan"), extra={"request_id": "a", "turn": 10**5000 // 3, "hits": float("inf")}),
+]
+LEFT_OUT = {"duration_sec": 1, "workid": 1, "task": 1, "request_id": 1, "turn": 2, "active_sec": 1, "hits": 1}
+
+
+def in_words(words: str) -> str:
+    return f"8 values that no column can hold, left out: {words}"
+
+
+@pytest.fixture
+def digits() -> Iterator[None]:
+    """Let Python write integers of many digits."""
+    most = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(6000)
+    yield
+    sys.set_int_max_str_digits(most)
+
+
+def test_values_that_fit_no_column_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], digits: None
+) -> None:
+    write(tmp_path, *UNFIT)
+    sys.set_int_max_str_digits(4300)
+    run = open_run(tmp_path)
+    assert len(run.records) == 3
+    assert run.health.unfit == LEFT_OUT
+    assert run.health.unfit_examples["request_id"] == 'step_1/worker_0.jsonl: {"a": 1}'
+    assert run.health.unfit_examples["hits"] == "step_1/worker_0.jsonl: Infinity"
+    assert main(["summary", str(tmp_path)]) == 0
+    assert in_words("duration_sec: 1 (step_1/worker_0.jsonl: 10000000000000.0)") in capsys.readouterr().out
+    assert main(["check", str(tmp_path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["health"]["unfit"] == LEFT_OUT
+    assert main(["requests", str(tmp_path), "--json"]) == 0
+    assert in_words("duration_sec: 1 (") in capsys.readouterr().err
+
+
+def test_a_digest_from_the_store_counts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes, "_WORTHWHILE_BYTES", 1)
+    write(tmp_path, line(), line(task=2**70))
+    os.utime(tmp_path / "step_1/worker_0.jsonl", (0, 0))
+    assert open_run(tmp_path).health.unfit == {"task": 1}
+    write_now()
+    assert (tmp_path / ".store").exists()
+    assert open_run(tmp_path).health.unfit == {"task": 1}
+
+
+def test_values_of_the_engine_that_fit_no_column_are_counted_and_named(
+    odd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["servers", str(odd), "--json"]) == 0
+    said = capsys.readouterr().err
+    assert "values that no column can hold, left out: " in said
+    run = open_run(odd)
+    gauge_table(run)
+    engine_requests(run)
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "turn"):
+        assert run.health.unfit[name] >= 4, name  # of ODD, the empty text is an id
+        assert ".jsonl: 1000000" in run.health.unfit_examples[name]
+    before = dict(run.health.unfit)
+    engine_requests(run)
+    assert run.health.unfit == before
+
+
+def test_a_sum_of_a_field_says_what_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = [3, "many", 4, {"a": 1}]
+    write(tmp_path, *(line(extra={"request_id": "a", "hits": value}) for value in values))
+    assert main(["events", str(tmp_path), "--fields", "hits", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["events"][0]["fields"] == {"hits": 7}
+    assert "hits: 2 values are no numbers and are left out of the sum, such as '{" in printed.err
 
 
 @pytest.mark.parametrize("command", ["summary", "events", "requests", "turns", "workers", "check", "runs"])

@@ -170,3 +170,26 @@ def test_a_line_that_somebody_added_reaches_no_tracker(tmp_path):
     scalars = Scalars(tmp_path, "r")
     scalars._read()
     assert scalars._known == {3: {"rollout/step_sec": 1.5}, 4: {}}
+
+
+def test_an_admin_key_goes_to_workers_that_only_a_router_names_if_the_user_says_so(tmp_path, capsys):
+    with served_engines(StandIn(), StandIn(), StandIn(kind="router")) as (typed, registered, router):
+        router.workers = [typed.url, registered.url]
+        behind = ["--router-url", router.url, "--output-dir", str(tmp_path / "out")]
+        key = ["--api-key", "secret"]
+        for action in ("check", "start", "status", "stop", "capture"):
+            assert main(["profile", action, *behind, *key, "--worker-url", typed.url]) == 2
+            error = capsys.readouterr().err
+            assert registered.url in error
+            assert typed.url not in error
+            assert "--trust-router" in error
+        assert typed.asked == registered.asked == []
+        assert set(router.keys) == {"Bearer secret"}
+        assert main(["profile", "check", *behind, *key, "--worker-url", typed.url, "--workers", "0"]) == 0
+        assert (set(typed.keys), registered.keys) == ({"Bearer secret"}, [])
+        assert main(["profile", "check", *behind, *key, "--trust-router"]) == 0
+        assert set(registered.keys) == {"Bearer secret"}
+        registered.keys.clear()
+        assert main(["profile", "check", *behind]) == 0
+        assert set(registered.keys) == {None}
+        capsys.readouterr()

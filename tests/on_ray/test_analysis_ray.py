@@ -84,7 +84,8 @@ WAITING = """
 
     run = open_run("$NODE_DISK/run", progress, cached=False, on=ADDRESS)
     lost = run.executor.lost
-    said = [sentence for sentence, is_loss in losses(SimpleNamespace(opened=[run])) if is_loss]
+    told = losses(SimpleNamespace(opened=[run]), tells_health=True)
+    said = [sentence for sentence, is_loss in told if is_loss]
     print(json.dumps([lost, sorted(run.health.unreadable), said, len(run.requests())]))
 """
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import zstandard
+from parquet_bombs import BOMBS
 
 #: Raw JSON in place of a value, so that also what Python does not write is tried.
 VALUES = [
@@ -181,6 +183,14 @@ def _copied(path: Path, draw: random.Random) -> None:
     target.with_name(target.name + packed).write_bytes(whole[: draw.choice([len(whole), len(whole) // 2])])
 
 
+def _bombed(path: Path, draw: random.Random) -> None:
+    """Let a Parquet file stand for hundreds of megabytes; lines of another file are shuffled."""
+    if path.suffix == ".parquet" and pl.read_parquet_schema(path):
+        BOMBS[draw.choice(sorted(BOMBS))](path)
+    else:
+        _swapped(path, draw)
+
+
 def _swapped(path: Path, draw: random.Random) -> None:
     lines = _read(path).split(b"\n")
     draw.shuffle(lines)
@@ -198,5 +208,5 @@ def _write(path: Path, raw: bytes) -> None:
 
 _LINE_CHANGES = (_value, _bytes, _cut, _again, _left_out)
 _LINE_WEIGHTS = (12, 2, 1, 1, 1)
-_CHANGES = (_lines, _truncated, _flipped, _emptied, _replaced, _copied, _swapped)
+_CHANGES = (_lines, _truncated, _flipped, _emptied, _replaced, _copied, _bombed)
 _WEIGHTS = (12, 1, 2, 1, 1, 2, 1)

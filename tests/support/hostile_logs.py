@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,10 @@ from hostile_corpus import mutated
 from made_traces import engine_trace
 from routed_run import RoutedRun
 
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.dataset.export import export_dataset
+from sglang_instrument.analysis.long_runs.plan import plan_prune
+from sglang_instrument.analysis.long_runs.prune import prune
 from sglang_instrument.testing import BlockedLoop, Hang, SlowEngine, synthetic_run
 from sglang_instrument.testing.usual_run import usual_shape
 
@@ -35,6 +40,12 @@ def sound_logs(folder: Path) -> dict[str, Path]:
         ),
         "routed": RoutedRun(policy="random", servers=2).write(folder / "routed"),
     }
+    logs["dataset"] = folder / "dataset"
+    export_dataset(open_run(logs["run"]), logs["dataset"])
+    logs["pruned"] = shutil.copytree(logs["engine"], folder / "pruned")
+    for path in logs["pruned"].rglob("*.jsonl"):
+        os.utime(path, (0, 0))  # nobody writes to it any more
+    prune(plan_prune(logs["pruned"], keep_steps=1, keep_slowest=0))
     few = foreign_runs.planted(shape=replace(usual_shape(3, steps=3), workers=2, requests=6), causes=[])
     logs |= {name: getattr(foreign_runs, name)(folder / name, few) for name in FOREIGN}
     (folder / "trace").mkdir()

@@ -35,6 +35,8 @@ class StandIn:
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     is_dead: bool = False
+    workers: list[str] = field(default_factory=list)  # of a router: their addresses
+    keys: list[str | None] = field(default_factory=list)  # with which it was asked
 
     def paths(self, method: str = "POST") -> list[str]:
         return [path for asked, path, _ in self.asked if asked == method]
@@ -89,6 +91,11 @@ class StandIn:
             (folder / f"{body['profile_id']}-TP-0{stage}.trace.json.gz").write_bytes(packed)
         return 200, "Stop profiling. This will take some time.\n"
 
+    def _router(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        # As routers from 0.2.0 on; what else a router is asked, it passes on.
+        rows = [{"id": url, "url": url, "is_healthy": True} for url in self.workers]
+        return (200, {"workers": rows}) if path == "/workers" else (404, {"detail": "Not Found"})
+
     def _vllm(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         # vllm/entrypoints/serve/profile/api_router.py: the two routes are there only with a profiler config.
         if path in ("/start_profile", "/stop_profile"):
@@ -137,6 +144,7 @@ def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
+            stand_in.keys.append(self.headers.get("Authorization"))
             status, answer = (0, "") if stand_in.is_dead else stand_in.answer(self.command, self.path, body)
             if stand_in.is_dead:
                 self.close_connection = True

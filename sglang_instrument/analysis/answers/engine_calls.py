@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.requests import in_attempt
 from sglang_instrument.analysis.reading.records.fields import RequestIds
 from sglang_instrument.analysis.reading.records.lines import Integer, Line
 from sglang_instrument.analysis.run.newest_records import newest_records
@@ -53,10 +54,13 @@ def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
     """
     place = {"step": row["step"], "worker": row["worker"], "validate": row["validate"]}
     run.demand_records(**place)
+    is_of_attempt = in_attempt(run.everything, row)
     calls = [
         _call(line, fields)
         for _, line, fields in newest_records(run, run.files_of(**place), _MetaInfo, keys=("e2e_latency",))
-        if fields.e2e_latency is not None and str(fields.request_id) == str(row["request_id"])
+        if fields.e2e_latency is not None
+        and str(fields.request_id) == str(row["request_id"])
+        and is_of_attempt(line.start_us)
     ]
     return pl.DataFrame(calls, schema=_SCHEMA, strict=False)
 

@@ -13,6 +13,7 @@ from sglang_instrument.analysis.answers.engine_requests import (
     engine_requests,
     iter_records,
 )
+from sglang_instrument.analysis.answers.requests import in_attempt
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
     calls = joined_calls(run, row["step"], row["worker"], row["validate"])
     usual = usual_token_sec(calls)
     mine = calls.filter(request_id=row["request_id"]).to_dicts()
-    return [{**call, "why": why(call, usual)} for call in mine]
+    is_of_attempt = in_attempt(run.everything, row)
+    return [{**call, "why": why(call, usual)} for call in mine if is_of_attempt(call["called_us"])]
 
 
 def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:

@@ -1,5 +1,9 @@
 """List requests, the slowest first, and split one into its turns and events."""
 
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import KINDS, Digest
@@ -53,8 +57,26 @@ def cdf_table(requests: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     return requests.group_by(by).agg(*columns, max_sec=duration.max()).sort(by)
 
 
+def in_attempt(digest: Digest, row: Mapping[str, Any]) -> Callable[[int | None], bool]:
+    """Return whether a moment is of a request, or of another one of its id: of the last that had begun.
+
+    Args:
+        digest: All requests of the run.
+        row: The request, a row of `request_table`.
+    """
+    place = {name: row[name] for name in ("step", "validate", "worker", "request_id")}
+    of_id = request_table(digest).filter(pl.col(name).eq_missing(value) for name, value in place.items())
+    begun: list[int] = of_id.sort("attempt")["start_us"].to_list()
+    if len(begun) == 1:
+        return lambda moment: True
+    return lambda moment: max(0, bisect_right(begun, moment or 0) - 1) == row["attempt"]
+
+
 def waterfall(
-    spans: pl.DataFrame, request_id: str | None, instants: pl.DataFrame | None = None
+    spans: pl.DataFrame,
+    request_id: str | None,
+    instants: pl.DataFrame | None = None,
+    attempt: int | None = None,
 ) -> pl.DataFrame:
     """Return the events of a request in the order of time.
 
@@ -62,6 +84,7 @@ def waterfall(
         spans: Nested spans of its worker and step.
         request_id: As logged; None has no events.
         instants: Instant events, to be shown as well.
+        attempt: Only events of this `attempt`, a column of both tables; None stands for all.
 
     Returns:
         event, turn, start_sec since the request began, duration_sec, without_nested_sec, active_sec where
@@ -69,6 +92,7 @@ def waterfall(
         Instant events have no duration.
     """
     of_request = pl.lit(False) if request_id is None else pl.col("request_id") == request_id
+    of_request = of_request if attempt is None else of_request & (pl.col("attempt") == attempt)
     mine = spans.filter(of_request).sort("start_us", "span")
     instants = mine.clear() if instants is None else instants.filter(of_request)
     texts = [name for name in TEXT_COLUMNS if name in mine.columns]

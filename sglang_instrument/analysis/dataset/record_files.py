@@ -9,6 +9,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
+from sglang_instrument.analysis.digests.parquet import demand_bounded_table
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
@@ -60,7 +61,21 @@ def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None
     stored = [(part.folder / _NAME, part.files) for part in in_store]
     stored += [(path, written) for path in sorted(scratch.path.glob(f"*/{_NAME}"))]
     stored += [(run.home / part / _NAME, written_files(run.home / part)[1]) for part in nested]
+    for path, _ in stored:
+        _demand_readable(path)
     return [RecordFile(path, _chosen(of_part, wanted)) for path, of_part in stored]
+
+
+def _demand_readable(path: Path) -> None:
+    """Raise unless DuckDB may read a file of records.
+
+    Raises:
+        LogError: It is damaged, or would take more memory than its bytes account for.
+    """
+    try:
+        demand_bounded_table(path)
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        raise LogError(f"{path}: its records cannot be read: {error}") from None
 
 
 def _chosen(

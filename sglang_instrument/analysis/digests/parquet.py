@@ -1,12 +1,19 @@
-"""Write Parquet files, with the system's own error where a disk is full, and read them."""
+"""Write Parquet files, with the system's own error where a disk is full, and read them within bounds.
+
+Whoever can write to a folder of logs can put any file there: `parquet_bounds` looks at it before polars does.
+"""
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.parquet_bounds import demand_bounded, most_bytes
 from sglang_instrument.regular_files import demand_regular
 from sglang_instrument.safe_files.folder import SafeFolder
 
@@ -53,10 +60,62 @@ def read_table(path: Path) -> pl.DataFrame:
     """Return a table from a regular file.
 
     Raises:
-        OSError, ValueError, polars.exceptions.PolarsError: It cannot be read, or is damaged.
+        OSError, ValueError, polars.exceptions.PolarsError: It cannot be read, is damaged, or would take more
+            memory than its bytes account for.
+    """
+    with damage_named(path):
+        return scan_table(path).collect()
+
+
+def scan_table(path: Path, **options: Any) -> pl.LazyFrame:
+    """Return a table of a regular file, to be read within `damage_named`.
+
+    Args:
+        path: The file.
+        options: Of `polars.scan_parquet`.
+
+    Raises:
+        OSError, ValueError, polars.exceptions.PolarsError: As `read_table`.
+    """
+    demand_bounded_table(path)
+    return pl.scan_parquet(path, glob=False, **options)
+
+
+def demand_bounded_table(path: Path) -> None:
+    """Raise unless reading a file takes memory in proportion to its bytes, with its texts written out.
+
+    Raises:
+        OSError, ValueError, polars.exceptions.PolarsError: As `read_table`.
     """
     demand_regular(path)
+    if demand_bounded(path):
+        return
+    about = path.stat()
+    with damage_named(path):
+        texts = _text_bytes(path, about.st_ino, about.st_mtime_ns, about.st_size)
+    if texts > most_bytes(path):
+        raise ValueError(f"{path}: its {about.st_size:,} bytes repeat texts to {texts:,} bytes")
+
+
+@lru_cache(maxsize=4096)
+def _text_bytes(path: Path, inode: int, mtime_ns: int, size: int) -> int:
+    """Return how many bytes all texts of a file have; the other arguments tell that it has not changed."""
+    table = pl.scan_parquet(path, glob=False, hive_partitioning=False)
+    lengths = table.select(
+        pl.col(pl.String).str.len_bytes().cast(pl.Int64).sum(),
+        pl.col(pl.Binary).bin.size().cast(pl.Int64).sum(),
+    )
+    return sum(of_column.item() for of_column in lengths.collect())
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Make an error of polars' panic at a damaged file, which is no Exception.
+
+    Raises:
+        ValueError: polars panics.
+    """
     try:
-        return pl.read_parquet(path, glob=False)
-    except pl.exceptions.PanicException as damage:  # no Exception: polars panics at some damages
+        yield
+    except pl.exceptions.PanicException as damage:
         raise ValueError(f"{path} is damaged: {damage}") from None

@@ -81,6 +81,7 @@ class ForeignExecutor:
         ]
         if files:
             files[0].torn, files[0].foreign = self.log.rejects.torn, self.log.rejects.foreign
+            files[0].unfit = self.log.rejects.unfit
         return files
 
     def list_others(self) -> list[str]:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_instrument.analysis.reading.files import Control, File
+from sglang_instrument.analysis.reading.files import Control, File, is_shared
 from sglang_instrument.analysis.reading.records.fields import ControlFields
-from sglang_instrument.schema import LOG_OPENED
+from sglang_instrument.schema import LOG_OPENED, STEP_CLOSED
 
 
 def headers_of(files: Sequence[File]) -> list[File]:
@@ -27,9 +27,31 @@ def headers_of(files: Sequence[File]) -> list[File]:
     of_places: dict[tuple[str, str], list[Control]] = {place: [] for place in names}
     for headers in (first, last):
         for (folder, role, *_), header in headers.items():
-            was = header.extra
-            extra = ControlFields(
-                step_bound=was.step_bound, launch=was.launch, launcher=was.launcher, rank=was.rank
-            )
-            of_places[folder, role].append(Control(LOG_OPENED, header.run_id, header.time_us, extra))
-    return [File(names[place], 0, 0, controls=controls) for place, controls in of_places.items()]
+            of_places[folder, role].append(_short_header(header))
+    reduced = [File(names[place], 0, 0, controls=controls) for place, controls in of_places.items()]
+    return [*reduced, *_following_runs(files)]
+
+
+def _following_runs(files: Sequence[File]) -> list[File]:
+    """Return for each run and each run before it in a file, what tells best how far its clock lies behind."""
+    pairs: dict[tuple[str | None, str | None], tuple[int, File]] = {}
+    for file in filter(is_shared, files):
+        last: dict[str | None, Control] = {}
+        for control in file.controls:
+            if control.event == LOG_OPENED:
+                header = _short_header(control)
+                for run_id, before in last.items():
+                    behind_us, pair = before.time_us - control.time_us, (run_id, control.run_id)
+                    if run_id != control.run_id and (pair not in pairs or behind_us > pairs[pair][0]):
+                        ended = Control(STEP_CLOSED, run_id, before.time_us, ControlFields())
+                        pairs[pair] = behind_us, File(file.path, 0, 0, list(pair), controls=[ended, header])
+            if control.run_id not in last or control.time_us > last[control.run_id].time_us:
+                last[control.run_id] = control
+    return [file for _, file in pairs.values()]
+
+
+def _short_header(header: Control) -> Control:
+    """Return a header with what tells of launches and newest runs."""
+    was = header.extra
+    extra = ControlFields(step_bound=was.step_bound, launch=was.launch, launcher=was.launcher, rank=was.rank)
+    return Control(LOG_OPENED, header.run_id, header.time_us, extra)

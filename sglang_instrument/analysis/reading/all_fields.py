@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -12,6 +12,7 @@ from sglang_instrument.analysis.reading.columns import Columns
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.records.decoding import loaded
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, WholeLine
+from sglang_instrument.analysis.reading.records.unfit import UnfitFields
 
 #: Columns of text. `extra` is JSON, as it stands in the log; only what is not JSON (NaN, lone surrogates) is
 #: null or replaced. `other_keys` is a JSON object of the line's keys without a column, and of those whose
@@ -35,9 +36,15 @@ class WholeColumns(Columns):
         self._others: list[str | None] = []
         self._stamps: list[str] = []
 
-    def add(self, lines: Sequence[Line], source: int, all_ids: bool = False) -> None:
+    def add(
+        self,
+        lines: Sequence[Line],
+        source: int,
+        all_ids: bool = False,
+        unfit: UnfitFields | None = None,
+    ) -> None:
         """Add lines of one source, which are `WholeLine`s."""
-        super().add(lines, source, all_ids)
+        super().add(lines, source, all_ids, unfit)
         self._texts += [text_of(line) for line in lines]
         self._others += [line.others for line in lines if isinstance(line, WholeLine)]
         self._stamps += [line.timestamp for line in lines]
@@ -73,14 +80,22 @@ def text_of(line: Line) -> str | None:
     return None if text == bytes(NO_EXTRA) else text.decode("utf-8", "replace")
 
 
-def fields_of(extra: str | None, other_keys: str | None) -> dict[str, Any]:
-    """Return the fields of a record by name; where both have one, that of `extra`."""
+def fields_of(
+    extra: str | None, other_keys: str | None, not_finite: Callable[[str], Any] = lambda digits: None
+) -> dict[str, Any]:
+    """Return the fields of a record by name; where both have one, that of `extra`.
+
+    Args:
+        extra: As JSON.
+        other_keys: As JSON.
+        not_finite: As for `loaded`.
+    """
     fields: dict[str, Any] = {}
     for text in filter(None, (other_keys, extra)):
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:  # a number or a depth that only json.loads takes
-            value = loaded(text.encode())
+            value = loaded(text.encode(), not_finite)
         fields |= value if isinstance(value, dict) else {}
     return fields
 

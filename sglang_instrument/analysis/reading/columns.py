@@ -18,6 +18,7 @@ from sglang_instrument.analysis.reading.records.fields import (
     where_rewards,
 )
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line
+from sglang_instrument.analysis.reading.records.unfit import UnfitFields
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS, facts_of
 from sglang_instrument.analysis.reading.times import with_times
 from sglang_instrument.schema import EVENTS, kind_of
@@ -103,8 +104,21 @@ class Columns:
     def __len__(self) -> int:
         return len(self._events)
 
-    def add(self, lines: Sequence[Line], source: int, all_ids: bool = False) -> None:
-        """Add lines of one source; a digest may need `all_ids` of requests, not only those of calls."""
+    def add(
+        self,
+        lines: Sequence[Line],
+        source: int,
+        all_ids: bool = False,
+        unfit: UnfitFields | None = None,
+    ) -> None:
+        """Add lines of one source.
+
+        Args:
+            lines: The lines.
+            source: Its number.
+            all_ids: Whether a digest needs all ids of requests, not only those of calls.
+            unfit: Where values are counted that fit no column.
+        """
         # One comprehension per column: much faster than one loop over the lines.
         codes = self._codes_of([line.event for line in lines])
         if not self._of_samples.isdisjoint(codes):
@@ -114,7 +128,7 @@ class Columns:
         self._add_keys(lines)
         extras = [line.extra for line in lines]
         looked_at = self._which_fields(lines, codes, extras, all_ids)
-        self._fields.add(looked_at, all_typed(list(compress(extras, looked_at)), ColumnFields))
+        self._fields.add(looked_at, all_typed(list(compress(extras, looked_at)), ColumnFields, unfit))
 
     def _codes_of(self, names: list[str]) -> list[int]:
         """Return small numbers for event names, given out in order of first appearance."""

@@ -9,7 +9,7 @@ import polars as pl
 from sglang_instrument.analysis.reading.all_fields import fields_of, with_texts
 from sglang_instrument.analysis.reading.records.decoding import as_text
 
-_KEY: Final = ("source", "role", "step", "validate", "worker", "request_id", "event")
+_KEY: Final = ("source", "role", "step", "validate", "worker", "request_id", "attempt", "event")
 _EXACT: Final = 2**53  # up to this number, a float holds each integer
 _VALUES: Final = {
     "row": pl.UInt32,
@@ -25,13 +25,14 @@ def field_sums(records: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
     """Return one row for each field of each request and event; without names, one for each field there is.
 
     Args:
-        records: With `all_fields.TEXT_COLUMNS`, or without any fields.
+        records: With the `attempt` of each, and `all_fields.TEXT_COLUMNS`, or without any fields.
         names: Keys of `extra` or of `other_keys`.
 
     Returns:
-        source, role, step, validate, worker, request_id, event, field; numbers: how many of its values are
-        numbers, where true is 1 and false 0; total and most: their sum and maximum; is_whole: whether all are
-        integers; text: of the other values the last one, lists and objects as JSON; text_us: when it was.
+        source, role, step, validate, worker, request_id, attempt, event, field; numbers: how many of its
+        values are numbers, where true is 1 and false 0; total and most: their sum and maximum; is_whole:
+        whether all are integers; others: how many are no numbers; text: of these the last one, lists and
+        objects as JSON; text_us: when it was.
     """
     records = with_texts(records).with_row_index("row")
     values = pl.DataFrame(list(_values(records, dict.fromkeys(names))), schema=_VALUES, orient="row")
@@ -47,6 +48,7 @@ def field_sums(records: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
             total=pl.col("number").sum(),
             most=pl.col("number").max(),
             is_whole=pl.col("is_whole").all(),
+            others=is_text.sum().cast(pl.Int64),
             text=pl.col("text").filter(is_text).last(),
             text_us=pl.col("end_us").filter(is_text).last(),
         )
@@ -58,7 +60,7 @@ def _values(records: pl.DataFrame, names: Collection[str]) -> Iterator[_Value]:
     texts = records.filter(_may_hold(names)).select("row", "extra", "other_keys")
     seen: set[str] = set()
     for row, extra, other_keys in texts.iter_rows():
-        fields = fields_of(extra, other_keys)
+        fields = fields_of(extra, other_keys, not_finite=str)
         for name in names or fields.keys() - seen:
             if (value := fields.get(name)) is not None:
                 seen.add(name)

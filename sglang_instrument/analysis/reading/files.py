@@ -9,6 +9,7 @@ import msgspec
 from sglang_instrument.analysis.reading.folders import Place, place_at
 from sglang_instrument.analysis.reading.launches import Launch, launches_in
 from sglang_instrument.analysis.reading.records.fields import ControlFields
+from sglang_instrument.analysis.reading.records.unfit import UnfitFields
 from sglang_instrument.schema import EVENTS, LOG_CLOSED, LOG_OPENED, STEP_CLOSED
 
 #: Events and keys that most files lack, of which some answers look for every line.
@@ -70,6 +71,7 @@ class File(msgspec.Struct, omit_defaults=True):
             only its digest was kept, as earlier versions did.
         inode: Its number on the disk; 0 if not known, as of files on other nodes.
         range: Which of its bytes are read; None for all.
+        unfit: Values of its records that fit no column.
     """
 
     path: str
@@ -88,6 +90,7 @@ class File(msgspec.Struct, omit_defaults=True):
     part: str | None = None
     inode: int = 0
     range: Range | None = None
+    unfit: UnfitFields = {}
 
     def may_hold(self, names: Iterable[str]) -> bool:
         """Return whether a line may hold one of these events or keys."""
@@ -153,8 +156,9 @@ class RunFiles(tuple[File, ...]):
         A run whose header follows another run in a file began later, whatever their clocks say.
         """
         late: dict[str, int] = {}
-        shared = [file for file in self if len(set(file.runs)) > 1]
-        for _ in self.all_launches if shared else ():  # a correction may make another one necessary
+        shared = [file for file in self if is_shared(file)]
+        runs = {control.run_id for file in shared for control in file.controls}
+        for _ in runs:  # a correction may make another one necessary
             before = dict(late)
             for file in shared:
                 latest_us = 0
@@ -318,6 +322,11 @@ def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], boo
 def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]:
     """Return the control records of one kind that newest runs wrote, in the order of their files."""
     return RunFiles.of(files).controls.get(event, [])
+
+
+def is_shared(file: File) -> bool:
+    """Return whether several runs wrote records to a file."""
+    return len(set(file.runs)) > 1
 
 
 def ended_paths(files: Sequence[File]) -> set[str]:

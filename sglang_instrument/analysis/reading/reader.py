@@ -85,7 +85,7 @@ def read_files(
         if place is None:
             file.unreadable = listed.unreadable
             continue
-        rejects = Rejects()
+        rejects = Rejects(unfit=file.unfit)
         try:
             _read_file(folder / file.path, place, file, rejects, buffer)
         except (OSError, EOFError, LogError) as error:
@@ -112,18 +112,20 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
         begun = 0
         for number in _where(names, _KEPT_WITH_FILE & events):
             line = lines[number]
-            if line.event in CONTROL_EVENTS:
+            is_control = line.event in CONTROL_EVENTS
+            if is_control:
                 last_report.follow(lines[begun:number])
                 buffer.add(lines[begun:number], place, file, run_id)
                 begun = number + 1
-            fields = typed(line.extra, ControlFields)
+            # What does not fit in a record of a blocked loop is counted with its columns.
+            fields = typed(line.extra, ControlFields, file.unfit if is_control else None)
             if line.event == LOG_OPENED:
                 run_id = fields.run_id
             if line.event == OPEN_SPANS and is_object(line.extra):
                 drop_invalid_spans(fields, rejects)
             time_us = epoch_us(line.timestamp) or 0
             control = Control(line.event, run_id, time_us, fields, line.duration_sec)
-            if line.event in CONTROL_EVENTS:
+            if is_control:
                 buffer.add_unended(last_report.meet(control), place, file)
             if line.event != OPEN_NOW:  # the others are of use while the run runs; there are many of them
                 file.controls.append(control)
@@ -206,7 +208,7 @@ class _LineBuffer:
             file.records[file.runs.index(run_id)] += len(lines) - len(wanted)
             lines = wanted
         if lines:
-            self._columns.add(lines, source, all_ids=self._needs_ids)
+            self._columns.add(lines, source, all_ids=self._needs_ids, unfit=file.unfit)
         if len(self._columns) >= _BUFFERED_LINES:
             self.close()
 

@@ -9,6 +9,7 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import digest_records
+from sglang_instrument.analysis.digests.record_attempts import attempts_of
 from sglang_instrument.analysis.executors.executor import BatchResult, Tables
 from sglang_instrument.analysis.executors.logged_records import read_logged
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
@@ -75,7 +76,8 @@ class BatchJob(msgspec.Struct, frozen=True):
         if self.tables == "times":
             return {"times": event_times(reading.records, self.names)}
         if self.tables == "fields":
-            return {"fields": field_sums(reading.records, self.names)}
+            records = reading.records
+            return {"fields": field_sums(records.with_columns(attempts_of(records)), self.names)}
         if self.tables == "paths":
             return {"paths": path_sums(reading.records)}
         if self.tables == "records" and self.target is not None:

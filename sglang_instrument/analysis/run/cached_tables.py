@@ -29,7 +29,14 @@ def cached_table(
     cached = load_made(stores, name, state)
     if cached is not None:
         return cached
+    unfit_before = _unfit(files)
     table = make()
+    if _unfit(files) != unfit_before:
+        return table  # made again each time, so that what was left out of it is counted each time
     save_made(stores, name, state, table)
     forget_made(stores, name, {state})
     return table
+
+
+def _unfit(files: Sequence[File]) -> int:
+    return sum(of_field.count for file in files for of_field in file.unfit.values())

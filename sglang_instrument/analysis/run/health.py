@@ -42,6 +42,8 @@ class Health:
         read_as: The format of another project's log, in words; "" for our own.
         cannot_show: What logs of this format do not hold, a phrase each.
         pruned: How many of the files `prune` deleted, by day (UTC); their digest answers for them.
+        unfit: By field, how many values were left out, as they fit no column: NaN, a text for a number.
+        unfit_examples: By field, a file and the first such value in it.
     """
 
     files: int = 0
@@ -68,6 +70,8 @@ class Health:
     pruned: dict[str, int] = field(default_factory=dict)
     read_as: str = ""
     cannot_show: list[str] = field(default_factory=list)
+    unfit: dict[str, int] = field(default_factory=dict)
+    unfit_examples: dict[str, str] = field(default_factory=dict)
 
     def sentence(self) -> str:
         """Say in one line whether the numbers can be trusted, and if not fully, why."""
@@ -90,6 +94,7 @@ class Health:
             ),
             (len(self.empty), f"empty: {_listed(self.empty)}"),
             (len(self.newer), f"written by a newer version, fields may be misread: {self._name_newer()}"),
+            (len(self.unfit), self.unfit_words()),
             (self.open_spans, f"{self.open_spans} {_plural(self.open_spans, 'report')} of open spans"),
             (len(self.unreadable), f"unreadable: {', '.join(self.unreadable)}"),
             (len(older), f"{sum(older.values()):,} records of older runs left out ({', '.join(older)})"),
@@ -116,6 +121,14 @@ class Health:
             (len(self.read_as), f"read as {self.read_as}"),
             (len(self.cannot_show), f"which cannot show: {'; '.join(self.cannot_show)}"),
         ]
+
+    def unfit_words(self) -> str:
+        """Name the fields with values that were left out: how many of each, and an example."""
+        fields = _listed(
+            f"{name}: {count:,} ({self.unfit_examples[name]})" for name, count in self.unfit.items()
+        )
+        values = sum(self.unfit.values())
+        return f"{values:,} {_plural(values, 'value')} that no column can hold, left out: {fields}"
 
     def _name_newer(self) -> str:
         return _listed(f"{path} (log_version {version})" for path, version in self.newer.items())

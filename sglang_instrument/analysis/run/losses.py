@@ -66,7 +66,17 @@ def health_of(files: Sequence[File]) -> Health:
         health.sampled_out += sampled_out
     health.unclosed = _unclosed(files)
     health.missing = sorted(missing_files(files, outside))
+    count_unfit(health, files)
     return health
+
+
+def count_unfit(health: Health, files: Sequence[File]) -> None:
+    """Count the values of files that fit no column, in place of those that were counted before."""
+    health.unfit, health.unfit_examples = {}, {}
+    for file in files:
+        for name, of_field in file.unfit.items():
+            health.unfit[name] = health.unfit.get(name, 0) + of_field.count
+            health.unfit_examples.setdefault(name, f"{file.path}: {of_field.example}")
 
 
 def count_file(health: Health, file: File) -> None:

@@ -15,6 +15,7 @@ from sglang_instrument.analysis.reading.records.fields import (
     typed,
 )
 from sglang_instrument.analysis.reading.records.lines import Line, Rejects, WholeLine, decode_whole
+from sglang_instrument.analysis.reading.records.unfit import UnfitFields, add_seen
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.pruned import CALLS, kept_table
 from sglang_instrument.analysis.store.part_records import KeptRecords
@@ -39,7 +40,8 @@ def newest_records(
     Args:
         run: The run.
         files: Files of it. Those of which `prune` kept no records are left out.
-        kind: The fields. One that is missing in a record, or of another type, has its default.
+        kind: The fields. One that is missing in a record, or of another type, has its default; the file's
+            `unfit` counts the latter.
         events: Only records of these events. Other lines are not decoded.
         keys: Beside those, records that hold one of these keys, and perhaps some that hold them as a word.
             Without events and keys, all records.
@@ -55,17 +57,19 @@ def newest_records(
     stored = KeptRecords(run.home, every, events, keys)
     calls = _kept_calls(run) if with_kept and not all(file.has_records for file in files) else {}
     for file in files:
+        seen: UnfitFields = {}
         for piece in pieces[key_of(file)]:
             run_id_before = None if piece.range is None else piece.range.run_id
             if piece.part is not None:
-                records = _of_part(stored, piece, kind, () if keys else events, run_id_before)
+                records = _of_part(stored, piece, kind, () if keys else events, run_id_before, seen)
             elif piece.has_records:
-                records = records_in(next(logged)[1], kind, () if keys else events, run_id_before)
+                records = records_in(next(logged)[1], kind, () if keys else events, run_id_before, seen)
             else:
                 records = _of_calls(calls.get(key_of(piece), ()), kind)
             for run_id, line, fields in records:
                 if counts(file, run_id):
                     yield file, line, fields
+        add_seen(file.unfit, seen)
 
 
 def _pieces_of(file: File) -> list[File]:
@@ -77,13 +81,18 @@ def _pieces_of(file: File) -> list[File]:
 
 
 def _of_part(
-    stored: KeptRecords, file: File, kind: type[_Kind], events: Collection[str], run_id_before: str | None
+    stored: KeptRecords,
+    file: File,
+    kind: type[_Kind],
+    events: Collection[str],
+    run_id_before: str | None,
+    seen: UnfitFields,
 ) -> Iterator[tuple[str | None, Line, _Kind]]:
     records = list(stored.records_of(file))
-    fields = all_typed([line.extra for _, line in records], kind)
+    fields = all_typed([line.extra for _, line in records], kind, seen)
     for (run_id, line), fields_of_line in zip(records, fields, strict=True):
         yield run_id, line, fields_of_line
-    yield from records_in([stored.lines_of(file)], kind, events, run_id_before)
+    yield from records_in([stored.lines_of(file)], kind, events, run_id_before, seen)
 
 
 def _kept_calls(run: Run) -> dict[Key, list[tuple[str | None, str]]]:

@@ -29,7 +29,7 @@ from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.digest_of_run import read_digest
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
-from sglang_instrument.analysis.run.losses import health_of, used_runs
+from sglang_instrument.analysis.run.losses import count_unfit, health_of, used_runs
 from sglang_instrument.analysis.run.other_logs import (
     local_executor,
     other_log,
@@ -128,9 +128,14 @@ class Run:
         """All rows of another project's log, with the fields that only it has."""
         return rows_of_other(self.executor, lambda: self.read_records(texts=True))
 
-    @cached_property
+    @property
     def health(self) -> Health:
-        """What was left out, and why."""
+        """What was left out, and why; of fields that only some answers read, as far as answers read them."""
+        count_unfit(self._health, self.files)
+        return self._health
+
+    @cached_property
+    def _health(self) -> Health:
         health = health_of(self.files)
         health.ignored += [] if is_dataset(self.home) else self.executor.list_others()
         if self.other is not None:

@@ -14,7 +14,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.earlier_digest import load_digest
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
-from sglang_instrument.analysis.digests.parquet import save_parquet
+from sglang_instrument.analysis.digests.parquet import damage_named, save_parquet, scan_table
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.store.descriptions import copy_descriptions
 from sglang_instrument.analysis.store.part_records import other_lines, save_lines
@@ -31,7 +31,6 @@ from sglang_instrument.analysis.store.parts import (
 from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, EARLIER_NAMES, RECORDS
 from sglang_instrument.analysis.store.store import group_files
 from sglang_instrument.errors import LogError
-from sglang_instrument.regular_files import demand_regular
 from sglang_instrument.safe_files.folder import SafeFolder
 
 _DIGEST: Final = "_digest"
@@ -58,8 +57,6 @@ def write_as_parts(folder: Path, target: SafeFolder) -> None:
     try:
         files, digest = load_digest(folder / _DIGEST)
         paths = sorted(folder.glob(_SPANS))
-        for path in paths:
-            demand_regular(path)
         parts = [
             _part(target, f"{number:016x}", group, only_files(digest, files, group), paths)
             for number, group in enumerate(group_files([file for file in files if file.place is not None]))
@@ -86,8 +83,10 @@ def _rows_of(files: Sequence[str], paths: Sequence[Path]) -> pl.DataFrame:
     """Return the records of some files, in the order of their ends."""
     wanted = [pl.DataFrame(schema=COLUMNS_OF_RECORDS)]
     for path in paths:
-        spans = pl.scan_parquet(path, hive_partitioning=True, hive_schema=_PARTITIONS)
-        rows = spans.filter(pl.col("file").is_in(files)).collect().rename(EARLIER_NAMES, strict=False)
+        spans = scan_table(path, hive_partitioning=True, hive_schema=_PARTITIONS)
+        with damage_named(path):
+            rows = spans.filter(pl.col("file").is_in(files)).collect()
+        rows = rows.rename(EARLIER_NAMES, strict=False)
         present = {name: kind for name, kind in COLUMNS_OF_RECORDS.items() if name in rows.columns}
         rows = rows.sort("end_us", "span", descending=[False, True])  # a child ends before its parent
         wanted.append(rows.select(pl.col(name).cast(kind) for name, kind in present.items()))

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.digests.parquet import save_parquet
+from sglang_instrument.analysis.digests.parquet import damage_named, save_parquet, scan_table
 from sglang_instrument.analysis.reading.all_fields import STAMPS, TEXT_COLUMNS, timestamps
 from sglang_instrument.analysis.reading.chunks import as_marks, lines_between, marked_lines
 from sglang_instrument.analysis.reading.columns import NOT_IN_DIGEST, Columns
@@ -24,7 +24,6 @@ from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Rej
 from sglang_instrument.analysis.reading.times import epoch_us
 from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, END_US, RECORDS, rows_as_read
 from sglang_instrument.errors import LogError
-from sglang_instrument.regular_files import demand_regular
 from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.schema import CONTROL_EVENTS, OPEN_NOW
 
@@ -176,8 +175,9 @@ def _unended(files: Sequence[File], sources: Sequence[Source]) -> list[pl.DataFr
 @contextmanager
 def _readable(folder: Path) -> Iterator[None]:
     try:
-        yield
-    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        with damage_named(folder):
+            yield
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         raise LogError(f"{folder}: its records cannot be read: {error}") from None
 
 
@@ -230,9 +230,7 @@ def _stored_rows(folder: Path, paths: Sequence[str]) -> pl.LazyFrame:
 
 
 def _table(folder: Path, name: str) -> pl.LazyFrame:
-    path = folder / f"{name}.parquet"
-    demand_regular(path)
-    return pl.scan_parquet(path, glob=False)
+    return scan_table(folder / f"{name}.parquet")
 
 
 class KeptRecords:

@@ -21,6 +21,7 @@ from sglang_instrument.analysis.reading.files import Control, File, Range
 from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.reading.records.lines import Rejects, decode
+from sglang_instrument.analysis.reading.records.unfit import summed_unfit
 from sglang_instrument.analysis.store.homes import homes
 from sglang_instrument.analysis.store.part_records import LINES, other_lines, save_lines
 from sglang_instrument.analysis.store.parts import (
@@ -151,6 +152,7 @@ def joined_file(file: File, pieces: Sequence[File]) -> File:
         foreign=sum(piece.foreign for piece in pieces),
         local_times=sum(piece.local_times for piece in pieces),
         unreadable=pieces[-1].unreadable,
+        unfit=summed_unfit(piece.unfit for piece in pieces),
         tracked=sorted({name for piece in pieces for name in piece.tracked or ()}),
     )
 

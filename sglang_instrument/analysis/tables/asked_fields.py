@@ -10,9 +10,16 @@ from sglang_instrument.errors import InstrumentError, LogError
 
 #: What can be asked of the numbers of a field; the sum, where nothing is.
 WAYS: Final = ("sum", "max", "mean")
-_NUMBERS: Final = {"numbers": pl.Int64, "total": pl.Float64, "most": pl.Float64, "is_whole": pl.Boolean}
+_NUMBERS: Final = {
+    "numbers": pl.Int64,
+    "others": pl.Int64,
+    "total": pl.Float64,
+    "most": pl.Float64,
+    "is_whole": pl.Boolean,
+}
 _SUMS: Final[Mapping[str, Any]] = {"field": pl.String, **_NUMBERS, "text": pl.String, "text_us": pl.Int64}
 _OFFERED: Final = 5  # names in an error
+_EXAMPLE: Final = 40  # characters
 
 
 class Field(NamedTuple):
@@ -72,6 +79,31 @@ def field_values(
             if field.name == row["field"]:
                 group[field.label] = _value(row, field.way)
     return values
+
+
+def not_summed(
+    sums: pl.DataFrame, fields: Sequence[Field], key: Sequence[str], groups: Collection[tuple[Any, ...]]
+) -> list[str]:
+    """Return a sentence for each field of which a group has numbers and other values: no sum has these.
+
+    Args:
+        sums: `field_sums` of the records.
+        fields: The fields.
+        key: The columns of `sums` to group by.
+        groups: Values of `key`: the groups that count.
+    """
+    counted = _complete(sums).group_by(*key, "field", maintain_order=True)
+    of_groups = counted.agg(pl.col("numbers", "others").sum(), pl.col("text").drop_nulls().first())
+    mixed: dict[str, list[dict[str, Any]]] = {}
+    for row in of_groups.filter(pl.col("numbers") > 0, pl.col("others") > 0).to_dicts():
+        if tuple(row[name] for name in key) in groups:
+            mixed.setdefault(row["field"], []).append(row)
+    sentences = []
+    for name in dict.fromkeys(field.name for field in fields if field.name in mixed):
+        others, example = sum(row["others"] for row in mixed[name]), mixed[name][0]["text"][:_EXAMPLE]
+        words = "value is no number and is" if others == 1 else "values are no numbers and are"
+        sentences.append(f"{name}: {others:,} {words} left out of the sum, such as {example!r}")
+    return sentences
 
 
 def _complete(sums: pl.DataFrame) -> pl.DataFrame:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sglang_instrument.analysis.run.opening import Run
 
-REQUEST: tuple[str, ...] = ("step", "validate", "worker", "request_id")
+REQUEST: tuple[str, ...] = ("step", "validate", "worker", "request_id", "attempt")
 
 
 def with_logged_fields(

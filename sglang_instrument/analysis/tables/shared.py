@@ -14,6 +14,9 @@ ATTEMPT: Final = Column(
     "ordinal",
     if_any=True,
 )
+OF_ATTEMPT: Final = Column(
+    "attempt", "which of the requests of this id in the step", "ordinal", terminal=False
+)
 WORKER: Final = Column("worker", "the rank of its worker", "id", gives_way=5)
 START: Final = Column("start_us", "its start, on the clock of its host", "moment", terminal=False)
 END: Final = Column("end_us", "its end, on the clock of its host", "moment", terminal=False)

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     unclosed = {(step, worker) for step, _, worker in health.unclosed}
     seen = [sighting for sighting in sightings(opened) if (sighting["step"], sighting["worker"]) in unclosed]
     files = (health.unreadable, health.missing, health.empty, health.newer)
-    wrong = health.torn + health.foreign + health.dropped
+    wrong = health.torn + health.foreign + health.dropped + sum(health.unfit.values())
     wrong += sum(map(len, (*files, health.unclosed, still_open, without_records, deaths, seen)))
     if args.json:
         print_json(

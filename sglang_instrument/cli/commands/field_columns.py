@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.analysis.tables.column import Cell, Column
+from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.tables import print_line
 from sglang_instrument.plain_text import plain
 
@@ -41,7 +43,11 @@ def read_fields(
     """
     import polars as pl
 
-    from sglang_instrument.analysis.tables.asked_fields import asked_fields, names_in, no_such_field
+    from sglang_instrument.analysis.tables.asked_fields import (
+        asked_fields,
+        names_in,
+        no_such_field,
+    )
 
     if not args.fields:
         return [], pl.DataFrame()
@@ -59,13 +65,16 @@ def add_values(
     rows: Sequence[dict[str, Any]], fields: Sequence[Field], sums: pl.DataFrame, key: Sequence[str]
 ) -> None:
     """Add `fields` to rows, where fields were asked for: their values by what the user wrote."""
-    from sglang_instrument.analysis.tables.asked_fields import field_values
+    from sglang_instrument.analysis.tables.asked_fields import field_values, not_summed
 
     if fields:
         values = field_values(sums, fields, key)
         nothing = {field.label: None for field in fields}
         for row in rows:
             row["fields"] = values.get(tuple(row[name] for name in key), nothing)
+        groups = {tuple(row[name] for name in key) for row in rows}
+        for sentence in not_summed(sums, fields, key, groups):
+            say(sentence, sys.stderr)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:

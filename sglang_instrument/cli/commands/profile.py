@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--timeout", type=float, metavar="SEC", help="for each worker (start 60, stop 1800)")
     how.add_argument("--retries", type=int, default=1, metavar="N", help="if nothing listens (%(default)s)")
     how.add_argument("--api-key", metavar="KEY", help=f"admin key of typed addresses; or {PREFIX}API_KEY")
+    how.add_argument("--trust-router", action="store_true", help="it goes to all workers of typed routers")
     how.add_argument(
         "--force", action="store_true", help="start even if a profiler runs that was started here"
     )
@@ -150,7 +152,26 @@ def _workers(args: argparse.Namespace, *, may_lack: bool) -> list[EngineWorker]:
     for worker in workers:
         unique.setdefault(worker.url, worker.healthy)
     all_ = [EngineWorker(number, url, healthy) for number, (url, healthy) in enumerate(unique.items())]
-    return _chosen(all_, args.workers)
+    chosen = _chosen(all_, args.workers)
+    _demand_trusted(args, chosen)
+    return chosen
+
+
+def _demand_trusted(args: argparse.Namespace, workers: Sequence[EngineWorker]) -> None:
+    """Refuse to send the admin key to workers that only a router names: whoever reaches it may register one.
+
+    Raises:
+        WorkersError: There is a key, and a worker whose address the user did not type.
+    """
+    from sglang_instrument.profilers.workers import WorkersError, same_address
+
+    typed = {same_address(address) for address in args.worker_url}
+    named = [worker.url for worker in workers if same_address(worker.url) not in typed]
+    if args.api_key and named and not args.trust_router:
+        raise WorkersError(
+            f"the router lists {listed(named, _MOST_NAMED)}; an admin key goes only to addresses that you "
+            "type: give the right ones by --worker-url, or --trust-router if nobody else can register workers"
+        )
 
 
 def _demand_typed(args: argparse.Namespace, path: Path, routers: list[str], urls: list[str]) -> None:

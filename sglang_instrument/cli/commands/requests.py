@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.tables.column import Styled
@@ -24,7 +25,7 @@ from sglang_instrument.cli.commands.field_columns import (
     read_fields,
     with_fields,
 )
-from sglang_instrument.cli.tables import print_json, print_rows, reading, room
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading, room
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.schema import kind_of
 
@@ -53,6 +54,7 @@ ANSWER: Final = {
 }
 _BARS: Final = 32  # characters of a waterfall
 _BARS_IF_NARROW: Final = (110, 16)  # a terminal with fewer columns has shorter ones
+_PLACE: Final = ("step", "validate", "worker")
 _MOST_OFFERED: Final = 5  # ids in an error
 
 
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if fields:
         select.tell_pruned(opened, steps, left="their requests have no fields")
     if args.request is not None:
-        return _show_one(opened, every, args)
+        return _show_one(opened, every, chosen, args)
     if args.cdf:
         cdf = cdf_table(table, ["step", "worker"] if args.step else ["step"]).to_dicts()
         if args.json:
@@ -145,40 +147,89 @@ def _offer(names: list[str]) -> str:
     return f"there are: {', '.join(names)}"
 
 
-def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class _Shown:
+    """A request, with rows of `REQUEST_EVENTS`, `REPORTED_CALLS` and `LOGGED_CALLS`."""
+
+    row: dict[str, Any]
+    events: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
+    logged: list[dict[str, Any]]
+
+
+def _show_one(opened: Run, every: pl.DataFrame, chosen: dict[str, Any], args: argparse.Namespace) -> int:
+    """Print the requests of one id in a step of a worker: several, where a retry used the id again."""
+    import polars as pl
+
+    table = every.filter(select.within(chosen["steps"]))
+    if chosen["worker"] is not None:
+        table = table.filter(worker=chosen["worker"])
+    request_id = _meant(opened, table["request_id"].drop_nulls().unique().sort().to_list(), args.request)
+    of_id = table.filter(request_id=request_id).sort(pl.col("validate") != args.validate, maintain_order=True)
+    place = of_id.select(*_PLACE).row(0, named=True)
+    is_there = pl.all_horizontal(pl.col(name).eq_missing(value) for name, value in place.items())
+    requests = [_shown(opened, row) for row in of_id.filter(is_there).sort("attempt").to_dicts()]
+    if args.json:
+        calls = [call for request in requests for call in request.calls]
+        logged = [call for request in requests for call in request.logged]
+        events = [event for request in requests for event in request.events]
+        print_json(
+            {
+                "folder": str(opened.folder),
+                "requests": REQUESTS.in_json([request.row for request in requests]),
+                "events": REQUEST_EVENTS.in_json(events),
+                "engine_calls": REPORTED_CALLS.in_json(calls),
+                "engine_logs": LOGGED_CALLS.in_json(logged),
+            }
+        )
+        return 0
+    title = f"request {request_id}, step {place['step']}, worker {place['worker']}"
+    print_rows(REQUESTS, [request.row for request in requests], title=title)
+    for request in requests:
+        _print_one(request, f"attempt {request.row['attempt'] + 1}: " if len(requests) > 1 else "")
+    others = of_id.filter(~is_there).select(*_PLACE).unique().sort(*_PLACE).to_dicts()
+    if others:
+        print_line(f"the same id is also in {', '.join(map(_name_place, others))}: --step, --worker show it")
+    return 0
+
+
+def _shown(opened: Run, row: dict[str, Any]) -> _Shown:
     import polars as pl
 
     from sglang_instrument.analysis.answers.engine_calls import reported_calls
     from sglang_instrument.analysis.answers.join import calls_of_request
     from sglang_instrument.analysis.answers.requests import waterfall
+    from sglang_instrument.analysis.digests.record_attempts import attempts_of
     from sglang_instrument.analysis.reading.all_fields import with_texts
     from sglang_instrument.analysis.timing.nesting import nest
 
-    request_id = _meant(opened, table["request_id"].drop_nulls().unique().sort().to_list(), args.request)
-    row = table.filter(request_id=request_id).row(0, named=True)
     records = with_texts(opened.read_records(row["step"], row["worker"], row["validate"], texts=True))
+    records = records.with_columns(attempts_of(records))
     instants = records.filter(pl.col("duration_sec").is_null())
-    events = with_fields(waterfall(nest(records), request_id, instants).to_dicts())
-    calls = reported_calls(opened, row).to_dicts()
-    logged = calls_of_request(opened, row)
-    if args.json:
-        calls_of = {
-            "engine_calls": REPORTED_CALLS.in_json(calls),
-            "engine_logs": LOGGED_CALLS.in_json(logged),
-        }
-        shown = {"requests": REQUESTS.in_json([row]), "events": REQUEST_EVENTS.in_json(events), **calls_of}
-        print_json({"folder": str(opened.folder), **shown})
-        return 0
-    print_rows(REQUESTS, [row], title=f"request {request_id}, step {row['step']}, worker {row['worker']}")
-    bars = {"when": _bars(max(row["duration_sec"], 1e-9))}
-    print_rows(REQUEST_EVENTS, events, title="\nits events", cells=bars)
-    print_fields(events)
-    if calls:
-        print_rows(REPORTED_CALLS, calls, title="\nwhat the engine reported for each call")
-    if logged:
-        title = "\nwhat SGLang's own processes logged for each call"
-        print_rows(LOGGED_CALLS, logged, title=title)
-    return 0
+    events = waterfall(nest(records), row["request_id"], instants, row["attempt"])
+    tables = (
+        with_fields(events.to_dicts()),
+        reported_calls(opened, row).to_dicts(),
+        calls_of_request(opened, row),
+    )
+    return _Shown(row, *([{**line, "attempt": row["attempt"]} for line in table] for table in tables))
+
+
+def _print_one(request: _Shown, attempt: str) -> None:
+    bars = {"when": _bars(max(request.row["duration_sec"], 1e-9))}
+    print_rows(REQUEST_EVENTS, request.events, title=f"\n{attempt}its events", cells=bars)
+    print_fields(request.events)
+    if request.calls:
+        title = f"\n{attempt}what the engine reported for each call"
+        print_rows(REPORTED_CALLS, request.calls, title=title)
+    if request.logged:
+        title = f"\n{attempt}what SGLang's own processes logged for each call"
+        print_rows(LOGGED_CALLS, request.logged, title=title)
+
+
+def _name_place(place: dict[str, Any]) -> str:
+    kind = "validation" if place["validate"] else "step"
+    return f"{kind} {place['step']} worker {place['worker']}"
 
 
 def _meant(opened: Run, ids: list[str], wanted: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.answers.engine_calls import reported_calls
 from sglang_instrument.analysis.answers.requests import request_table, waterfall
+from sglang_instrument.analysis.digests.record_attempts import attempts_of
 from sglang_instrument.analysis.reading.all_fields import with_texts
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.report.event_fields import with_words
@@ -33,8 +34,8 @@ def slowest_requests(run: Run) -> list[dict[str, Any]]:
         place = (row["step"], row["worker"])
         if place not in spans:
             records = run.read_records(row["step"], row["worker"], validate=False, texts=True)
-            spans[place] = nest(with_texts(records))
-        events = waterfall(spans[place], row["request_id"])
+            spans[place] = nest(with_texts(records).with_columns(attempts_of(records)))
+        events = waterfall(spans[place], row["request_id"], attempt=row["attempt"])
         rows.append(
             {
                 **row,

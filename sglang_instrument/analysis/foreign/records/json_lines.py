@@ -46,7 +46,7 @@ class JsonLines(Generic[_Kind]):
             rejects.torn += raw.lstrip().startswith(b"{")
             rejects.foreign += not raw.lstrip().startswith(b"{")
             return None
-        valid = fitting(self._kind, fields) if isinstance(fields, dict) else {}
+        valid = fitting(self._kind, fields, rejects.unfit) if isinstance(fields, dict) else {}
         if any(name not in valid for name in self._required):
             rejects.foreign += 1
             return None

@@ -7,7 +7,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from sglang_instrument.analysis.reading.records.unfit import NotFinite, UnfitFields, note_unfit
+
 _Kind = TypeVar("_Kind")
+_MOST_DIGITS: Final = 4_000  # Python makes no integer of many more
 _INVALID: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -43,16 +46,31 @@ def _decode_singly(
                 yield record
 
 
-def fitting(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return those fields that a Struct has and whose values have the right type."""
+def fitting(
+    kind: type[msgspec.Struct], fields: dict[str, Any], unfit: UnfitFields | None = None
+) -> dict[str, Any]:
+    """Return those fields that a Struct has and whose values have the right type; count the others."""
     valid = {}
     for field in msgspec.structs.fields(kind):
-        if field.encode_name in fields:
-            try:
-                valid[field.name] = msgspec.convert(printable(fields[field.encode_name]), field.type)
-            except (msgspec.ValidationError, RecursionError, UnicodeError):
-                continue
+        if field.encode_name not in fields:
+            continue
+        value = fields[field.encode_name]
+        try:
+            if isinstance(value, NotFinite):
+                raise msgspec.ValidationError
+            valid[field.name] = msgspec.convert(printable(value), field.type)
+        except (msgspec.ValidationError, RecursionError, UnicodeError):
+            if unfit is not None:
+                note_unfit(unfit, field.encode_name, as_text(value))
     return valid
+
+
+def note_not_finite(unfit: UnfitFields, fields: dict[str, Any]) -> None:
+    """Count the fields that are, or list, numbers that are not finite: they are null in `as_text`."""
+    for name, value in fields.items():
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(item, NotFinite) for item in values):
+            note_unfit(unfit, name, as_text(next(item for item in values if isinstance(item, NotFinite))))
 
 
 def printable(value: Any) -> Any:
@@ -60,24 +78,40 @@ def printable(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def loaded(raw: bytes) -> Any:
-    """Return the value of a text that is JSON, or nearly: None for NaN and infinities; None if it is not.
+def loaded(raw: bytes, not_finite: Callable[[str], Any] = lambda digits: None) -> Any:
+    """Return the value of a text that is JSON, or nearly; None if it is not.
 
     The reference's class writes NaN and lone surrogates, which are not valid JSON.
+
+    Args:
+        raw: The text.
+        not_finite: Makes the value of a number that no float holds, such as NaN, from its digits.
     """
-    try:
-        return json.loads(raw.decode("utf-8", "replace"), parse_constant=lambda _: None, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return None
 
+    def real(digits: str) -> Any:
+        return number if math.isfinite(number := float(digits)) else not_finite(digits)
 
-def _finite(digits: str) -> float | None:
-    return number if math.isfinite(number := float(digits)) else None
+    def integer(digits: str) -> Any:
+        return int(digits) if len(digits) < _MOST_DIGITS else not_finite(digits)
+
+    text = raw.decode("utf-8", "replace")
+    for parse_int in (None, integer):  # the own function is slow, and few texts need it
+        try:
+            return json.loads(text, parse_constant=not_finite, parse_float=real, parse_int=parse_int)
+        except (ValueError, RecursionError):
+            continue
+    return None
 
 
 def as_text(value: Any) -> str:
-    """Return a value as JSON; lone surrogates are replaced, and what is nested too deep is left out."""
+    """Return a value as JSON; lone surrogates are replaced, and what is nested too deep is left out.
+
+    Of `NotFinite`, the digits; inside another value, null.
+    """
+    if isinstance(value, NotFinite):
+        return value.digits
     try:
-        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+        text = json.dumps(value, ensure_ascii=False, default=lambda number: None)
+        return text.encode("utf-8", "replace").decode()
     except RecursionError:
         return "null"

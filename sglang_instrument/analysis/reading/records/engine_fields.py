@@ -1,12 +1,16 @@
 """Name the fields of the engine's own records: which of its requests each is about, and their sizes."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
 
 from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.reading.records.lines import MOST, Integer
 
 #: Prefix of SGLang's own health checks; no caller waits for these.
 HEALTH_CHECK: Final = "HEALTH_CHECK"
+
+Count = Annotated[int, Meta(ge=0, le=MOST)]
 
 
 class EngineFields(Fields, gc=False, omit_defaults=True):
@@ -24,17 +28,17 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
     generated_tokens: Integer | None = None
     finish_reason: Any = None
     tokens: Any = None
-    queue_time: Any = None
+    queue_time: float | None = None
     retractions: Integer | None = None
     server: Any = None
-    waiting: Any = None
-    running: Any = None
-    kv_tokens: Any = None
-    kv_free_pages: Any = None
-    kv_evictable: Any = None
-    kv_page_size: Any = None
+    waiting: Count | None = None
+    running: Count | None = None
+    kv_tokens: Count | None = None
+    kv_free_pages: Count | None = None
+    kv_evictable: Count | None = None
+    kv_page_size: Count | None = None
     kv_budget: Any = None
-    kv_reserved: Any = None
+    kv_reserved: Count | None = None
 
 
 def rids_of(fields: EngineFields) -> list[str]:

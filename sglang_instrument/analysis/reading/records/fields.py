@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from sglang_instrument.analysis.reading.records.decoding import fitting, loaded
 from sglang_instrument.analysis.reading.records.lines import Integer, Line, Rejects, Seconds, decode
+from sglang_instrument.analysis.reading.records.unfit import NotFinite, UnfitFields
 from sglang_instrument.schema import LOG_OPENED
 
 _INVALID: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -117,27 +118,39 @@ class OpenSpan(Struct, gc=False):
     stack: list[str] | None = None
 
 
-def all_typed(extras: Sequence[msgspec.Raw], kind: type[_Kind]) -> list[_Kind]:
-    """Return the fields of each `extra`. A field that is missing, or of another type, has its default."""
+def all_typed(
+    extras: Sequence[msgspec.Raw], kind: type[_Kind], unfit: UnfitFields | None = None
+) -> list[_Kind]:
+    """Return the fields of each `extra`. A field that is missing, or of another type, has its default.
+
+    Args:
+        extras: The `extra` of lines.
+        kind: The fields.
+        unfit: Where values of another type are counted.
+    """
     try:
         decoded = _decoder(kind).decode_lines(b"\n".join(extras))
     except _INVALID:
-        return [typed(extra, kind) for extra in extras]
+        return [typed(extra, kind, unfit) for extra in extras]
     return [kind() if fields is None else fields for fields in decoded] if None in decoded else decoded
 
 
-def typed(extra: msgspec.Raw, kind: type[_Kind]) -> _Kind:
+def typed(extra: msgspec.Raw, kind: type[_Kind], unfit: UnfitFields | None = None) -> _Kind:
     """Return the fields of one `extra`, as `all_typed` does."""
     try:
         decoded: _Kind | None = _decoder(kind).decode(extra)
     except _INVALID:
-        fields = loaded(bytes(extra))
-        return kind(**fitting(kind, fields)) if isinstance(fields, dict) else kind()
+        fields = loaded(bytes(extra), NotFinite)
+        return kind(**fitting(kind, fields, unfit)) if isinstance(fields, dict) else kind()
     return kind() if decoded is None else decoded
 
 
 def records_in(
-    chunks: Iterable[bytes], kind: type[_Kind], events: Collection[str] = (), run_id: str | None = None
+    chunks: Iterable[bytes],
+    kind: type[_Kind],
+    events: Collection[str] = (),
+    run_id: str | None = None,
+    unfit: UnfitFields | None = None,
 ) -> Iterator[tuple[str | None, Line, _Kind]]:
     """Yield the records of a log file: the run that wrote each, its line, and its fields.
 
@@ -148,12 +161,13 @@ def records_in(
         kind: The fields.
         events: Only records of these events; () stands for all.
         run_id: The run that wrote the lines before the first header.
+        unfit: Where fields of another type are counted.
     """
     for chunk in chunks:
         lines: Sequence[Line] = decode(chunk, Rejects())
         if events:
             lines = [line for line in lines if line.event in events or line.event == LOG_OPENED]
-        for line, fields in zip(lines, all_typed([line.extra for line in lines], kind), strict=True):
+        for line, fields in zip(lines, all_typed([line.extra for line in lines], kind, unfit), strict=True):
             if line.event == LOG_OPENED:
                 run_id = typed(line.extra, ControlFields).run_id
             else:

@@ -4,13 +4,20 @@ Keys of a line are typed. `extra` stays as it stands: `fields.typed` decodes the
 those lines whose fields are of use.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from sglang_instrument.analysis.reading.records.decoding import as_text, decode_lines, fitting, loaded
+from sglang_instrument.analysis.reading.records.decoding import (
+    as_text,
+    decode_lines,
+    fitting,
+    loaded,
+    note_not_finite,
+)
+from sglang_instrument.analysis.reading.records.unfit import NotFinite, UnfitFields
 
 # Columns hold 64 bits; a line with a larger number is decoded leniently and loses only that field.
 MOST: Final = 2**62
@@ -58,11 +65,13 @@ class Rejects:
         torn: The count of torn lines.
         foreign: The count of foreign lines.
         lines: These lines; None to count them only.
+        unfit: Values in lines that are records, but fit no column.
     """
 
     torn: int = 0
     foreign: int = 0
     lines: list[bytes] | None = None
+    unfit: UnfitFields = field(default_factory=dict)
 
     def add(self, raw: bytes, is_torn: bool) -> None:
         """Count a line."""
@@ -106,12 +115,13 @@ def decode_whole(chunk: bytes, rejects: Rejects) -> list[WholeLine]:
 
 def _decode_leniently(raw: bytes, rejects: Rejects) -> WholeLine | None:
     """Decode a record with values that are no JSON or of another type, or with keys of nobody we know."""
-    fields = loaded(raw)
+    fields = loaded(raw, NotFinite)
     if not _is_record(fields):
         rejects.add(raw, is_torn=fields is None and raw.lstrip().startswith(b'{"'))
         return None
-    extra = _extra_of(raw, fields.pop("extra", None))
-    line = WholeLine(**fitting(Line, fields), extra=extra)
+    extra = _extra_of(raw, fields.pop("extra", None), rejects.unfit)
+    line = WholeLine(**fitting(Line, fields, rejects.unfit), extra=extra)
+    note_not_finite(rejects.unfit, {key: value for key, value in fields.items() if key not in _KEYS})
     # A value that its key could not take is None in the line.
     left = {
         key: value
@@ -128,9 +138,11 @@ def _is_record(fields: Any) -> bool:
     )
 
 
-def _extra_of(raw: bytes, extra: Any) -> msgspec.Raw:
+def _extra_of(raw: bytes, extra: Any, unfit: UnfitFields) -> msgspec.Raw:
     """Return `extra` of a line: as it stands, if the line is JSON."""
     try:
         return _ONLY_EXTRA.decode(raw).extra
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if isinstance(extra, dict):
+            note_not_finite(unfit, extra)
         return NO_EXTRA if extra is None else msgspec.Raw(as_text(extra).encode())

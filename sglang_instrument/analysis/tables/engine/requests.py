@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.analysis.tables.column import Column
-from sglang_instrument.analysis.tables.shared import END, START, VALIDATE
+from sglang_instrument.analysis.tables.shared import END, OF_ATTEMPT, START, VALIDATE
 from sglang_instrument.analysis.tables.table import Table
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ REPORTED_CALLS: Final = Table(
     option="--request",
     columns=(
         Column("event", "the event of the caller", terminal=False),
+        OF_ATTEMPT,
         _TURN,
         Column("duration_sec", "of the call, as the caller measured it", "time", former_title="time"),
         _QUEUE,
@@ -118,6 +119,7 @@ LOGGED_CALLS: Final = Table(
         VALIDATE,
         Column("worker", "of the caller", "id", terminal=False),
         Column("request_id", "of the caller", terminal=False),
+        OF_ATTEMPT,
         _TURN,
         Column("event", "the event of the caller", terminal=False),
         Column("rid", "the engine's id of the call", terminal=False),

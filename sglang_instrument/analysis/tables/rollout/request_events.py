@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.shared import OF_ATTEMPT
 from sglang_instrument.analysis.tables.table import Table
 
 
@@ -38,6 +39,7 @@ REQUEST_EVENTS: Final = Table(
             gives_way=2,
             former_title="running",
         ),
+        OF_ATTEMPT,
         Column("depth", "how many events contain it", "count", terminal=False),
         Column("when", "its place in the time of the request", json=False, frame=False),
         Column("fields", "its fields in the log, without those that have a column", "object", terminal=False),
