@@ -157,6 +157,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "request_group": EventKind("loop", reference=False),  # contains requests
     "request_wait": EventKind("other", reference=False),  # until fewer requests are in flight
     "requests_abort": EventKind("postprocess", reference=False),
+    "abort_wait": EventKind("postprocess", reference=False),  # until the servers have aborted what is left
     "group_filter": EventKind("postprocess", reference=False),
     "requests_submit": EventKind("preprocess", reference=False),
     "groups_collect": EventKind("loop", reference=False),  # of an asynchronous rollout, for this step

@@ -8,6 +8,7 @@ import pytest
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.answers.join import (
     engine_request_table,
+    engine_summary,
     explain,
     has_engine_logs,
     joined_calls,
@@ -97,14 +98,22 @@ def test_a_request_is_shared_out_among_queue_prefill_and_decode(log):
     assert why(row) == "148 s of 151 s in the scheduler's queue"
 
 
-def test_a_retracted_request_waits_and_is_prefilled_again(log):
+def test_the_prefill_is_the_first_and_what_a_retraction_costs_is_that(log):
     log.call(1, "a", "r0", 0, 0, 21)
     moments = [("admit", 1), ("first", 2), ("retract", 5), ("admit", 15), ("first", 17)]
     log.life("a", 0.5, *moments, end=20)
     row = only(joined_calls(opened(log)))
-    assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode")] == pytest.approx([10.5, 3, 6])
+    parts = [row[f"{part}_sec"] for part in ("queue", "prefill", "decode", "retracted")]
+    assert parts == pytest.approx([0.5, 1, 6, 12])
     assert row["retractions"] == 1
-    assert why(row) == "10 s of 21 s in the scheduler's queue, retracted once"
+    assert why(row) == "12 s of 21 s until a retraction was made good, retracted once"
+
+
+def test_a_request_that_ends_before_its_retraction_was_made_good_has_no_second_prefill(log):
+    log.call(1, "a", "r0", 0, 0, 21)
+    log.life("a", 0.5, ("admit", 1), ("first", 2), ("retract", 5), ("admit", 15), end=20)
+    row = only(engine_request_table(opened(log)).filter(rid="a"))
+    assert (row["prefill_sec"], row["decode_sec"]) == pytest.approx((1, 3))
 
 
 def test_the_pieces_of_a_long_prompt_are_its_prefill(log):
@@ -200,6 +209,38 @@ def test_a_slow_call_is_explained_by_itself_and_not_by_a_slower_one_of_its_worke
     assert explain(opened(log), finding) == (
         "its longest engine call (request r1, turn 1): 50 s of 60 s in prefill"
     )
+
+
+def of_another_run(log):
+    """Let another run have started the servers."""
+    for path in (log.folder / "engine").iterdir():
+        path.write_text(path.read_text().replace('"now"', '"before"'))
+
+
+def test_a_server_that_outlives_runs_counts_for_the_requests_of_this_one(log, capsys):
+    log.call(1, "a", "r0", 0, 10, 5)
+    for rid, at in (("earlier", 0.5), ("a", 10.5), ("of-others", 11), ("later", 90)):
+        log.life(rid, at, ("admit", at + 1), ("first", at + 2), end=at + 4)
+    assert engine_summary(opened(log))["requests"] == 4
+    of_another_run(log)
+    assert (engine_summary(opened(log))["requests"], engine_summary(opened(log))["of_others"]) == (1, 3)
+    assert main(["summary", str(log.folder)]) == 0
+    assert "3 requests of other clients of these servers are left out" in capsys.readouterr().out
+
+
+def test_without_ids_the_requests_of_a_run_are_those_of_its_time(log):
+    log.write("step_1/worker_0.jsonl", ("total_step_duration", 9, 10, {}))
+    for rid, at in (("earlier", 0.5), ("a", 10.5), ("b", 11), ("later", 90)):
+        log.life(rid, at, ("admit", at + 1), ("first", at + 2), end=at + 4)
+    of_another_run(log)
+    assert (engine_summary(opened(log))["requests"], engine_summary(opened(log))["of_others"]) == (2, 2)
+
+
+def test_names_that_only_a_callers_list_has_are_no_requests_of_the_engine(log):
+    log.life("s1", 0, ("admit", 1), ("first", 2), end=5)
+    answer = {"rid": ["parent", "parent-2"], "requests": 2, "completion_tokens": 22}
+    log.write("engine/server_0.jsonl", ("engine_request", 0, 5, answer))
+    assert set(engine_request_table(opened(log))["rid"]) == {"s1"}
 
 
 def test_without_engine_logs_there_are_no_engine_times(log):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from weight_logs import Engine, flush, pause, resume, update, write_process
+from weight_logs import Engine, drain, flush, pause, resume, update, write_process
 
 from sglang_instrument.analysis import findings_of, lineage, open_run, weight_updates, weights_findings
 from sglang_instrument.cli.main import main
@@ -53,6 +53,17 @@ def test_pieces_of_one_update_are_one_and_the_next_update_is_another(tmp_path, e
         (None, 2.0),
         (None, 1.0),
     ]
+
+
+def test_an_update_from_disk_that_fails_beside_one_that_succeeds_stays_apart(tmp_path, engine):
+    engine.of_server += [drain(0.99), drain(1.3)]
+    engine.of_scheduler += [update(1.0, 1.2, 12, how="disk", success=True), flush(1.2)]
+    engine.of_scheduler += [update(1.31, 1.35, how="disk", success=False)]
+    engine.write(tmp_path)
+    good, bad = updates_in(tmp_path)
+    assert (good["weight_version"], good["is_done"], good["flush_sec"]) == ("12", True, pytest.approx(0.01))
+    assert (bad["weight_version"], bad["is_done"], bad["flush_sec"]) == (None, False, None)
+    assert (good["drain_sec"], bad["drain_sec"]) == pytest.approx((0.01, 0.01))
 
 
 def test_a_pause_that_never_ends_does_not_join_updates(tmp_path, engine):

@@ -120,6 +120,25 @@ def test_status_tells_a_process_that_ended_and_one_of_another_host(run_script, p
     assert [process["state"] for process in answer["processes"]] == ["ended", None]
 
 
+def test_status_and_summary_answer_for_the_same_run_beside_a_server_that_outlives_it(run_script, printed):
+    script = """
+        import sglang_instrument
+        sglang_instrument.install(role="{role}")
+        with sglang_instrument.step({step}), sglang_instrument.span("{span}"):
+            pass
+        """
+    server = run_script(script.format(role="server", step=100, span="server_generate"))
+    older = json.loads(printed("status", server.folder, "--json"))
+    assert [process["process"] for process in older["processes"]] == ["server_0"]
+    run_script(script.format(role="worker", step=1, span="parse"))
+    os.utime(server.folder / "processes/server_0.json")  # it goes on and describes itself again
+    answer = json.loads(printed("status", server.folder, "--json"))
+    assert [process["process"] for process in answer["processes"]] == ["worker_0"]
+    assert answer["older"] == ["server_0"]
+    steps = json.loads(printed("summary", server.folder, "--json"))["steps"]
+    assert [step["step"] for step in steps] == [1]
+
+
 def test_status_says_that_a_killed_process_may_have_recorded_more(start_script, printed):
     script = start_script(
         """

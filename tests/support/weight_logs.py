@@ -35,6 +35,11 @@ def pause(time_sec: float, sec: float = 0.01) -> Record:
     return record("generation_pause", time_sec, time_sec + sec)
 
 
+def drain(time_sec: float, sec: float = 0.01) -> Record:
+    """Return the wait until the server's calls have ended."""
+    return record("generation_drain", time_sec, time_sec + sec, extra={"part": "drain"})
+
+
 def resume(time_sec: float) -> Record:
     """Return the end of a pause."""
     return record("generation_continue", time_sec, time_sec + 0.01)

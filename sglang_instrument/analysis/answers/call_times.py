@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, with_whole_queue
 from sglang_instrument.analysis.answers.join import callers, has_engine_logs
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.run.cached_tables import cached_table
@@ -25,7 +25,7 @@ def call_times(run: Run) -> pl.DataFrame | None:
     Returns:
         step, validate, worker, request_id, turn, called_us, call_sec: as the caller logged them; queue_sec,
         prefill_sec, decode_sec, prompt_tokens, cached_tokens, completion_tokens: as the engine's processes
-        logged them, null where they did not.
+        logged them, null where they did not; what retractions cost is time in the queue.
     """
     if not has_engine_logs(run):
         return None
@@ -47,5 +47,7 @@ def paths_of(run: Run, steps: Collection[int] | None = None) -> Paths:
 
 
 def _made(run: Run) -> pl.DataFrame:
-    calls = callers(run, run.files).join(cached_engine_requests(run), on="rid", maintain_order="left")
+    calls = callers(run, run.files).join(
+        with_whole_queue(cached_engine_requests(run)), on="rid", maintain_order="left"
+    )
     return calls.select(*_OF_CALLER, *_OF_ENGINE, *_SIZES)

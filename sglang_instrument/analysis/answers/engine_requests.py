@@ -33,6 +33,7 @@ _SCHEMA: Final[dict[str, Any]] = {
     "queue_sec": pl.Float64,
     "prefill_sec": pl.Float64,
     "decode_sec": pl.Float64,
+    "retracted_sec": pl.Float64,
     "retractions": pl.Int64,
     "prompt_tokens": pl.Int64,
     "cached_tokens": pl.Int64,
@@ -82,6 +83,7 @@ class _EngineRequest:
     finish_reason: str | None = None
     aborted_at_tokens: int | None = None
     retracted_tokens: int | None = None
+    is_of_list: bool = False
     transitions: list[tuple[int, str]] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
@@ -120,15 +122,20 @@ class _EngineRequest:
         return sum(what == "retract" for _, what in self.transitions)
 
     @property
+    def is_unknown_to_engine(self) -> bool:
+        """Whether only the caller's list names it: the engine gives each of several samples another name."""
+        return self.is_of_list and self.arrived is None and self.detokenized is None
+
+    @property
     def is_ended(self) -> bool:
         """Whether any process logged its end."""
         return self.answered is not None or self.detokenized is not None
 
     def _spent(self, end: int | None) -> dict[str, float | None]:
-        """Split the time from arrival to end into queue, prefill and decode.
+        """Split the time from arrival to end into queue, prefill, decode and what a retraction cost.
 
         A chunked prompt is admitted several times before its first token; the time between chunks is part of
-        the prefill. A retracted request queues, is admitted and is prefilled again.
+        the prefill. A retracted request queues, is admitted and is prefilled again: that is the retraction.
         """
         if self.arrived is None:
             return {}
@@ -139,19 +146,20 @@ class _EngineRequest:
             if (what, then) == ("first", "admit"):
                 continue  # a chunk of a prompt ended, without a token
             spent[doing] = spent.get(doing, 0) + max(0, moment - since)
-            doing, since = _NEXT[what], max(moment, since)
-        if doing == "prefill" and self.completion_tokens:
+            doing = "retracted" if (doing, what) == ("retracted", "admit") else _NEXT[what]
+            since = max(moment, since)
+        if doing in ("prefill", "retracted") and self.completion_tokens:
             spent.pop(doing, None)  # a killed scheduler did not write the record of its first token
         elif end is not None:
             spent[doing] = spent.get(doing, 0) + max(0, end - since)
         return {
             f"{kind}_sec": spent[kind] / 1e6 if kind in spent else None
-            for kind in ("queue", "prefill", "decode")
+            for kind in ("queue", "prefill", "decode", "retracted")
         }
 
 
 #: What a request does after each transition.
-_NEXT: Final = {"admit": "prefill", "first": "decode", "retract": "queue"}
+_NEXT: Final = {"admit": "prefill", "first": "decode", "retract": "retracted"}
 _TRANSITIONS: Final = {
     "scheduler_admit": "admit",
     "scheduler_first_tokens": "first",
@@ -174,11 +182,11 @@ def engine_requests(
     Returns:
         rid; server, scheduler: the stems of their files; start_us, end_us, duration_sec: from its arrival at
         the server, or the scheduler, to its answer; tokenize_sec; queue_sec, prefill_sec, decode_sec: from
-        its arrival at the scheduler to its last token, on the scheduler's clock; retractions, after which
-        retracted_tokens were computed again; prompt_tokens, of which cached_tokens were in the cache, and
-        of these cached_host_tokens in the host's memory, cached_storage_tokens in a store beyond it;
-        completion_tokens; finish_reason. Null where nothing was logged. SGLang's
-        own health checks are left out.
+        its arrival at the scheduler to its last token, on the scheduler's clock, without retracted_sec: from
+        a retraction to the next token; retractions, after which retracted_tokens were computed again;
+        prompt_tokens, of which cached_tokens were in the cache, and of these cached_host_tokens in the host's
+        memory, cached_storage_tokens in a store beyond it; completion_tokens; finish_reason. Null where
+        nothing was logged. SGLang's own health checks are left out.
     """
     return _read_requests(run, files, ahead_us or {})
 
@@ -191,7 +199,13 @@ def _read_requests(run: Run, files: Sequence[File] | None, ahead_us: Mapping[str
         files = run.files if _lacks_ends(requests) else ()
     others = [file for file in files if file.place is not None and file not in logs_of_engines]
     _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us)
-    rows = [row for request in requests.values() if (row := request.row())["start_us"] is not None]
+    tells_names = any(request.arrived is not None for request in requests.values())
+    rows = [
+        row
+        for request in requests.values()
+        if (row := request.row())["start_us"] is not None
+        and not (tells_names and request.is_unknown_to_engine)
+    ]
     _name_servers(rows)
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
 
@@ -249,6 +263,11 @@ def with_later_columns(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def with_whole_queue(requests: pl.DataFrame) -> pl.DataFrame:
+    """Count what retractions cost as time in the queue, for those who ask when a server was full."""
+    return requests.with_columns(queue_sec=pl.col("queue_sec") + pl.col("retracted_sec").fill_null(0.0))
+
+
 def engine_files(run: Run) -> list[File]:
     """Return the files of the engine's own processes."""
     return [file for file in run.files if file.place is not None and file.place.folder == "engine"]
@@ -258,7 +277,8 @@ def _on_request(request: _EngineRequest, line: Line, fields: EngineFields, name:
     if line.event == "server_generate" and request.called is not None:
         return  # verl's server around the engine; the engine in it logged the same request
     request.server, request.called, request.answered = name, line.start_us, line.end_us
-    if isinstance(fields.rid, str):  # a list has only the last one's count
+    request.is_of_list = not isinstance(fields.rid, str)
+    if not request.is_of_list:  # a list has the sums of all
         request.completion_tokens = number(fields.completion_tokens)
         request.cached_tokens = number(fields.cached_tokens)
         request.cached_host_tokens = number(fields.cached_host_tokens)

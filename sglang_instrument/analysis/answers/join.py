@@ -15,6 +15,7 @@ from sglang_instrument.analysis.answers.engine_requests import (
 )
 from sglang_instrument.analysis.answers.requests import in_attempt
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
+from sglang_instrument.analysis.reading.files import RunFiles
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.digests.digest import Digest
@@ -35,7 +36,7 @@ _CALLS: Final[dict[str, Any]] = {
 }
 _LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
 _IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
-_PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec")
+_PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec", "retracted_sec")
 _MOST: Final = 0.5  # a part with this share of a call's time is named as its reason
 _SLOW: Final = 2.0  # times the usual seconds per token
 
@@ -139,9 +140,27 @@ def engine_summary(run: Run) -> dict[str, Any] | None:
     """Return the shares of the time in the engine over a run; None if no process of the engine logged.
 
     Returns:
-        requests; retractions, None if no scheduler logged them; shares: as `shares` returns them.
+        requests; retractions, None if no scheduler logged them; shares: as `shares` returns them; of_others:
+        how many requests of other clients of the same servers are left out.
     """
-    return engine_summary_of(cached_engine_requests(run)) if has_engine_logs(run) else None
+    if not has_engine_logs(run):
+        return None
+    requests = cached_engine_requests(run)
+    of_run = _of_this_run(run, requests)
+    return {**engine_summary_of(of_run), "of_others": len(requests) - len(of_run)}
+
+
+def _of_this_run(run: Run, requests: pl.DataFrame) -> pl.DataFrame:
+    """Leave out what servers that another run started did for others: by ids, or by time without ids."""
+    newest = RunFiles.of(run.files).newest
+    runs = {run_id for folder, run_id in newest.items() if folder != "engine"}
+    steps = run.digest.of_workers().steps
+    if newest.get("engine") in runs or steps.is_empty():
+        return requests
+    called = requests.filter(pl.col("rid").is_in(callers(run, run.files)["rid"].implode()))
+    if len(called):
+        return called
+    return requests.filter(pl.col("start_us").is_between(steps["start_us"].min(), steps["end_us"].max()))
 
 
 def engine_summary_of(requests: pl.DataFrame) -> dict[str, Any]:
@@ -151,13 +170,15 @@ def engine_summary_of(requests: pl.DataFrame) -> dict[str, Any]:
 
 
 def shares(requests: pl.DataFrame) -> dict[str, float | None]:
-    """Return the shares of queue, prefill and decode in the time in the engine, from 0 to 1.
+    """Return the shares of queue, prefill, decode and retractions in the time in the engine, from 0 to 1.
 
     Requests without a logged end or first token do not count: their last phase is not known. The shares are
     None if no request counts; {} if no scheduler logged anything.
     """
     known = requests.filter(_IS_WHOLE)
     sums = {name: float(known[f"{name}_sec"].sum() or 0.0) for name in ("queue", "prefill", "decode")}
+    retracted = float(known["retracted_sec"].sum() or 0.0)
+    sums |= {"retracted": retracted} if retracted else {}
     total = sum(sums.values())
     if not total:
         return dict.fromkeys(sums) if requests["scheduler"].count() else {}
@@ -190,6 +211,7 @@ _WORDS: Final = {
     "queue_sec": "in the scheduler's queue",
     "prefill_sec": "in prefill",
     "decode_sec": "in decode",
+    "retracted_sec": "until a retraction was made good",
     "outside_sec": "outside the scheduler",
 }
 

@@ -13,6 +13,8 @@ from sglang_instrument.errors import LogError
 
 #: Folder in `processes` of the processes that recorded nothing so far, named by host and process id.
 REACHED: Final = "reached"
+#: Roles of processes that may have been started before the run, and go on after it.
+_OF_ENGINES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
 #: State of a process that is gone and did not close its log: killed, os._exit, abort or exec.
 ABRUPT: Final = "ended abruptly"
 
@@ -23,7 +25,8 @@ class RunProcesses:
 
     Attributes:
         folder: The experiment's folder.
-        run_id: The newest run; of a launch whose ranks made several ids, the first.
+        run_id: The newest run; of a launch whose ranks made several ids, the first. A run of servers alone,
+            which may outlive other runs, only where there is no other.
         processes: Its processes by name, such as "worker_3".
         older: Names of the processes of other runs.
         unreadable: By file that could not be read, the reason.
@@ -44,7 +47,7 @@ def read_processes(folder: Path) -> RunProcesses:
     """
     read: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
-    newest = (0.0, "")
+    newest = (False, 0.0, "")
     last: dict[tuple[Any, Any, Any], tuple[float, dict[str, Any]]] = {}
     for path in _files(folder / "processes"):
         try:
@@ -53,7 +56,7 @@ def read_processes(folder: Path) -> RunProcesses:
                 continue  # it has recorded since, and has a file under its role
             read[path.stem] = {**facts, "state": _state(folder, path.stem, facts)}
             written_at = path.stat().st_mtime
-            newest = max(newest, (written_at, str(facts.get("run_id"))))
+            newest = max(newest, _newness(facts, written_at))
             last[_identity(facts)] = max(
                 last.get(_identity(facts), (0.0, {})), (written_at, facts), key=_time
             )
@@ -64,10 +67,18 @@ def read_processes(folder: Path) -> RunProcesses:
             f"{folder}: processes/ holds no readable file; the other commands can still read the logs"
         )
     read = {name: facts | _of_process(last[_identity(facts)][1]) for name, facts in read.items()}
-    launch = next((launch for launch in _launches(read, last) if newest[1] in launch.runs), None)
-    runs = [newest[1]] if launch is None else launch.runs
+    launch = next((launch for launch in _launches(read, last) if newest[-1] in launch.runs), None)
+    runs = [newest[-1]] if launch is None else launch.runs
     ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) in runs}
     return RunProcesses(folder.absolute(), runs[0], ours, sorted(read.keys() - ours.keys()), unreadable)
+
+
+def _newness(facts: Mapping[str, Any], written_at: float) -> tuple[bool, float, str]:
+    """Return what orders runs: the last to begin among processes that know steps, else the last to write."""
+    begin_us = facts.get("started_us")
+    knows_steps = facts.get("role") is not None and facts.get("role") not in _OF_ENGINES
+    begun = begin_us / 1e6 if knows_steps and isinstance(begin_us, int) else written_at
+    return knows_steps, begun, str(facts.get("run_id"))
 
 
 def _launches(read: Mapping[str, dict[str, Any]], last: Mapping[Any, tuple[float, Any]]) -> list[Launch]:

@@ -126,6 +126,12 @@ def print_windows(opened: Run, window_sec: float | None = None) -> None:
 
 def engine_line(engine: dict[str, Any]) -> str:
     """Return a summary of the engine as a line for people."""
+    others = engine.get("of_others")
+    left_out = f"; {others:,} requests of other clients of these servers are left out" if others else ""
+    return f"{_engine_line(engine)}{left_out}"
+
+
+def _engine_line(engine: dict[str, Any]) -> str:
     if None in engine["shares"].values():
         return f"engine: {engine['requests']:,} requests, whose ends were not logged: {_UNKNOWN}"
     parts = ", ".join(f"{percent(share)} % {kind}" for kind, share in engine["shares"].items())

@@ -58,6 +58,7 @@ _ENGINE: Final = {
     "requests": Key("integer", "how many the engines' own processes logged"),
     "retractions": Key("integer", "how often requests were taken out of the batch to free memory"),
     "shares": Key("object", "shares of queue, prefill and decode in their time; null where not known"),
+    "of_others": Key("integer", "requests of other clients, where the servers are those of another run"),
     "explains": Key("string", "why the first finding took so long; null without it"),
 }
 ANSWER: Final = {

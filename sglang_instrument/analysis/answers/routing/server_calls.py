@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, iter_records
+from sglang_instrument.analysis.answers.engine_requests import (
+    cached_engine_requests,
+    iter_records,
+    with_whole_queue,
+)
 from sglang_instrument.analysis.answers.join import with_step
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
 from sglang_instrument.analysis.run.cached_tables import cached_table
@@ -66,7 +70,7 @@ def server_calls(run: Run) -> pl.DataFrame:
 def _made(run: Run) -> pl.DataFrame:
     if run.other is not None and run.other.workers_are_servers:
         return _of_servers(run.rows_of_other)
-    served = cached_engine_requests(run)
+    served = with_whole_queue(cached_engine_requests(run))
     alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run.digest, {})
     known = called.join(served, on="rid", how="left", maintain_order="left")
     calls = pl.concat([known, alone], how="diagonal").with_columns(

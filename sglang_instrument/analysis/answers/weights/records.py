@@ -40,6 +40,7 @@ _SPANS: Final[dict[str, Any]] = {
     "is_done": pl.Boolean,
     "mode": pl.String,
     "is_whole": pl.Boolean,
+    "is_single": pl.Boolean,
 }
 
 
@@ -73,9 +74,11 @@ def weight_spans(run: Run) -> pl.DataFrame:
         replica, where the record names it; step; event; part: pause, drain, transfer, resume or flush;
         start_us, end_us; weight_version: as it was given, as text; is_done: whether it succeeded, null if
         not known; mode: of a pause; is_whole: whether it is the trainer's record of a whole update, which
-        contains the others.
+        contains the others; is_single: whether this transfer alone is an update of its process, as from a
+        disk, null in tables of earlier versions.
     """
-    return cached_table(run, "weight_spans", lambda: _read_spans(run))
+    spans = cached_table(run, "weight_spans", lambda: _read_spans(run))
+    return spans if "is_single" in spans.columns else spans.with_columns(is_single=pl.lit(None, pl.Boolean))
 
 
 def _read_spans(run: Run) -> pl.DataFrame:
@@ -111,6 +114,7 @@ def _row(place: Place, line: Line, fields: WeightFields) -> dict[str, Any] | Non
         "is_done": fields.success if line.error is None else False,
         "mode": fields.mode,
         "is_whole": part == "transfer" and (place.role == "trainer" or fields.how == "trainer"),
+        "is_single": part == "transfer" and fields.how == "disk",
     }
 
 

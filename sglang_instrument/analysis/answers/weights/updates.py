@@ -85,20 +85,33 @@ def _groups(spans: list[Row]) -> list[list[Row]]:
     """Cut the spans, in the order of time, where one update ends and the next begins."""
     groups: list[list[Row]] = []
     reach, paused, version = 0, False, None
+    done: dict[str, int] = {}  # when processes ended a transfer that was their whole part of the update
     for span in spans:
         apart = span["start_us"] > reach + (_LONGEST_PAUSE_US if paused else _APART_US)
         logged = span["weight_version"]
         apart = apart or (span["part"] == "pause" and span["start_us"] > reach + _APART_US)
         is_next = logged is not None and version is not None and logged != version
-        if not groups or apart or (is_next and span["start_us"] >= reach):
-            groups.append([])
+        before = done.get(span["process"]) if span["is_single"] else None
+        is_again = before is not None and before <= span["start_us"]
+        if not groups or apart or is_again or (is_next and span["start_us"] >= reach):
+            groups.append(_taken_out(groups[-1], before) if before is not None and is_again else [])
             reach, paused, version = 0, False, None
+            done.clear()
         groups[-1].append(span)
+        if span["is_single"]:
+            done[span["process"]] = span["end_us"]
         version = version or logged
         reach = max(reach, span["end_us"])
         if span["part"] in ("pause", "resume"):
             paused = span["part"] == "pause"
     return groups
+
+
+def _taken_out(group: list[Row], since: int) -> list[Row]:
+    """Take the drains that began since then out of a group, and return them: they belong to the next one."""
+    drains = [span for span in group if span["part"] == "drain" and span["start_us"] >= since]
+    group[:] = [span for span in group if span not in drains]
+    return drains
 
 
 def _update(number: int, group: list[Row]) -> Row:

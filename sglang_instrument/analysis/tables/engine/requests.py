@@ -23,6 +23,12 @@ def _make(run: Run) -> pl.DataFrame:
 _QUEUE: Final = Column("queue_sec", "waiting for a place in the running batch", "time")
 _PREFILL: Final = Column("prefill_sec", "reading the prompt, up to the first token", "time")
 _DECODE: Final = Column("decode_sec", "writing the reply, from its first token to its last", "time")
+_RETRACTED: Final = Column(
+    "retracted_sec",
+    "from a retraction to the next token: waiting again, and reading prompt and reply again",
+    "time",
+    4,
+)
 _OUTSIDE: Final = Column(
     "outside_sec", "the rest of the call: tokenizers, transport, waiting for the caller's loop", "time", 2
 )
@@ -59,6 +65,7 @@ ENGINE_REQUESTS: Final = Table(
         _QUEUE,
         _PREFILL,
         _DECODE,
+        _RETRACTED,
         _RETRACTIONS,
         Column(
             "retracted_tokens",
@@ -134,6 +141,7 @@ LOGGED_CALLS: Final = Table(
         _QUEUE,
         _PREFILL,
         _DECODE,
+        _RETRACTED,
         _OUTSIDE,
         _RETRACTIONS,
         Column("retracted_tokens", "tokens that were computed again", "count", terminal=False),
