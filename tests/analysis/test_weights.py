@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from hand_written import record
 from weight_logs import Engine, drain, flush, pause, resume, update, write_process
 
 from sglang_instrument.analysis import findings_of, lineage, open_run, weight_updates, weights_findings
@@ -220,6 +221,17 @@ def test_a_label_that_contradicts_the_updates_is_found_and_right_ones_are_not(tm
     (finding,) = weights_findings(open_run(tmp_path, cached=False))
     assert (finding.cause, finding.evidence["calls"]) == ("wrong-label", 2)
     assert "lies says 2, its server had 1" in finding.sentence
+
+
+def test_a_label_that_the_server_was_told_contradicts_nothing(tmp_path, engine):
+    engine.of_scheduler += [update(10, 11, 1), update(20, 21, 2)]
+    engine.of_server += [record("weights_version", 30, 30.01, extra={"weight_version": "13"})]
+    engine.serve("told", 32, 33, weight_version="13")
+    engine.serve("odd", 22, 23, weight_version="14")
+    engine.write(tmp_path)
+    rows = rows_of(tmp_path)
+    assert (rows["told"]["label_is_wrong"], rows["odd"]["label_is_wrong"]) == (False, True)
+    assert len(updates_in(tmp_path)) == 2
 
 
 def test_labels_without_known_versions_are_not_judged(tmp_path, engine):

@@ -66,7 +66,8 @@ def test_every_region_of_the_engine_is_found_in_every_version(expected, table, e
 def test_updates_of_weights_and_flushes_are_found_in_every_version(expected):
     sites = expected["sglang/weights"]
     assert {str(site.target): site.note for site in sites if site.state != "found" or site.note} == {}
-    pauses = {site.region.event for site in sites} - {"weights_update", "engine_cache_flush"}
+    others = {"weights_update", "engine_cache_flush", "weights_version", "scheduler_retract"}
+    pauses = {site.region.event for site in sites} - others
     assert pauses - {"generation_pause", "generation_continue"} == {"generation_drain"}
     hows = {str(site.target).rpartition("_")[2] for site in sites if site.region.event == "weights_update"}
     assert hows >= {"disk", "distributed", "tensor"}

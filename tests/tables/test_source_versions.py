@@ -181,7 +181,7 @@ def test_slime_0_3_0_is_not_expected_to_have_what_came_with_0_3_1(tmp_path, caps
         sites = [site for table in json.loads(capsys.readouterr().out) for site in table["sites"] or ()]
         return {site["event"] for site in sites if site["state"] != "found" and site["expected"]}
 
-    assert lost("0.3.1") - lost("0.3.0") == {"generation_pause", "sample_hooks", "weights_pull"}
+    assert lost("0.3.1") - lost("0.3.0") == {"abort_wait", "sample_hooks", "weights_pull"}
 
 
 # A syntax error for every Python, as newer syntax is for an older one.

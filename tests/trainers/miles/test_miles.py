@@ -115,7 +115,7 @@ def test_a_step_has_its_parts_in_it(rolled, way):
         "batch_construction_duration",
         "final_construction_duration",
         "requests_abort",
-        "generation_pause",
+        "abort_wait",
     ]
     assert [len(run.of(event, file)) for event in once] == [1, 1, 1, 1]
     per_request = ["request_wait", "main_loop", "turn_end", "turn_pre_process", "turn_post_process"]

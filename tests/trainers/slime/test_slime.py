@@ -120,7 +120,7 @@ def test_a_step_has_its_parts_in_it(rolled):
             == len(run.of("final_construction_duration", file))
             == 1
         )
-        assert len(run.of("requests_abort", file)) == len(run.of("generation_pause", file)) == 1
+        assert len(run.of("requests_abort", file)) == len(run.of("abort_wait", file)) == 1
         assert len(run.of("request_group", file)) == 2
         assert len(run.of("request_wait", file)) == 4
     [dataset] = run.extras("eval_dataset", "validate_1/worker_0.jsonl")

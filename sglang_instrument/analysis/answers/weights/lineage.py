@@ -48,6 +48,7 @@ class _Weights:
     done: list[int] = field(default_factory=list)
     versions: list[str | None] = field(default_factory=list)
     flushed: list[int] = field(default_factory=list)
+    labels: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, span: dict[str, Any]) -> None:
         """Add an update or a flush that succeeded; the pieces of one version are one update."""
@@ -145,6 +146,10 @@ def _histories(spans: pl.DataFrame) -> dict[str, _Weights]:
     for span in spans.filter(role="scheduler").sort("end_us").to_dicts():
         if span["is_done"] is not False and span["part"] in ("transfer", "flush"):
             histories.setdefault(span["process"], _Weights()).add(span)
+    labelled = spans.filter(role="server", part="label").drop_nulls("weight_version")
+    labels = list(labelled.select("start_us", "weight_version").iter_rows())
+    for history in histories.values():
+        history.labels += labels
     return histories
 
 
@@ -250,6 +255,8 @@ def _is_wrong(history: _Weights, call: dict[str, Any], end: int) -> bool | None:
     earliest, latest = history.done_by(end - _AT_ONCE_US), history.begun_by(end + _AT_ONCE_US)
     if label is None or not any(history.versions):
         return None
+    if any(version == label and since <= end + _AT_ONCE_US for since, version in history.labels):
+        return False  # a server was told to call its weights so
     possible = [history.versions[update - 1] for update in range(max(earliest, 1), latest + 1)]
     if earliest == 0:  # the version before the first update is not logged, but it is not a later one
         later = {version for version in history.versions[latest:] if version is not None}

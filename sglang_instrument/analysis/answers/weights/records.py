@@ -25,6 +25,7 @@ PARTS: Final = {
     "weights_process": "transfer",
     "generation_continue": "resume",
     "engine_cache_flush": "flush",
+    "weights_version": "label",
 }
 _SPANS: Final[dict[str, Any]] = {
     "process": pl.String,
@@ -71,7 +72,8 @@ def weight_spans(run: Run) -> pl.DataFrame:
 
     Returns:
         process: the stem of its file, such as "scheduler_0_tp0"; role, worker; server: the address or
-        replica, where the record names it; step; event; part: pause, drain, transfer, resume or flush;
+        replica, where the record names it; step; event; part: pause, drain, transfer, resume, flush, or
+        label, where only the version's name changes;
         start_us, end_us; weight_version: as it was given, as text; is_done: whether it succeeded, null if
         not known; mode: of a pause; is_whole: whether it is the trainer's record of a whole update, which
         contains the others; is_single: whether this transfer alone is an update of its process, as from a

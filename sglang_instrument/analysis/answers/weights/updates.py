@@ -63,7 +63,8 @@ def weight_updates(run: Run) -> list[Row]:
 
 def updates_of(spans: pl.DataFrame, calls: pl.DataFrame) -> list[Row]:
     """Return the rows of `weight_updates` from both tables."""
-    groups = [group for group in _groups(spans.to_dicts()) if any(map(_is_transfer, group))]
+    parts = spans.filter(pl.col("part").is_in(PARTS)).to_dicts()
+    groups = [group for group in _groups(parts) if any(map(_is_transfer, group))]
     rows = []
     for number, group in enumerate(groups, 1):
         row = _update(number, group)
