@@ -219,8 +219,8 @@ def of_another_run(log):
 
 def test_a_server_that_outlives_runs_counts_for_the_requests_of_this_one(log, capsys):
     log.call(1, "a", "r0", 0, 10, 5)
-    for rid, at in (("earlier", 0.5), ("a", 10.5), ("of-others", 11), ("later", 90)):
-        log.life(rid, at, ("admit", at + 1), ("first", at + 2), end=at + 4)
+    for rid, arrived in (("earlier", 0.5), ("a", 10.5), ("of-others", 11), ("later", 90)):
+        log.life(rid, arrived, ("admit", arrived + 1), ("first", arrived + 2), end=arrived + 4)
     assert engine_summary(opened(log))["requests"] == 4
     of_another_run(log)
     assert (engine_summary(opened(log))["requests"], engine_summary(opened(log))["of_others"]) == (1, 3)
@@ -230,8 +230,8 @@ def test_a_server_that_outlives_runs_counts_for_the_requests_of_this_one(log, ca
 
 def test_without_ids_the_requests_of_a_run_are_those_of_its_time(log):
     log.write("step_1/worker_0.jsonl", ("total_step_duration", 9, 10, {}))
-    for rid, at in (("earlier", 0.5), ("a", 10.5), ("b", 11), ("later", 90)):
-        log.life(rid, at, ("admit", at + 1), ("first", at + 2), end=at + 4)
+    for rid, arrived in (("earlier", 0.5), ("a", 10.5), ("b", 11), ("later", 90)):
+        log.life(rid, arrived, ("admit", arrived + 1), ("first", arrived + 2), end=arrived + 4)
     of_another_run(log)
     assert (engine_summary(opened(log))["requests"], engine_summary(opened(log))["of_others"]) == (2, 2)
 

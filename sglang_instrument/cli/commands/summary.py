@@ -52,13 +52,13 @@ _SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
 TABLES: Final = (STEPS, WORKERS, LEDGER, STEP_PARTS, PERIODS, SERVER_TOTALS, WINDOWS)
 _LEDGER: Final = {
     "steps": Key(LEDGER),
-    "workers": Key(LEDGER, "the same of each worker, with --step", optional=True),
+    "workers": Key(LEDGER, "of each worker, with --step", optional=True),
 }
 _ENGINE: Final = {
     "requests": Key("integer", "how many the engines' own processes logged"),
     "retractions": Key("integer", "how often requests were taken out of the batch to free memory"),
     "shares": Key("object", "shares of queue, prefill and decode in their time; null where not known"),
-    "of_others": Key("integer", "requests of other clients, where the servers are those of another run"),
+    "of_others": Key("integer", "requests of other clients, where another run started the servers"),
     "explains": Key("string", "why the first finding took so long; null without it"),
 }
 ANSWER: Final = {
@@ -135,7 +135,6 @@ def run(args: argparse.Namespace) -> int:
         periods = _periods(opened, paths, args, chosen) if args.by else []
         verdict = judge(opened, paths=paths)
         findings = verdict.findings
-        # The reason belongs to the first finding, and is told beside it only.
         tells_first_finding = bool(findings) and verdict.sentence.startswith(findings[0].sentence)
         why = explain(opened, findings[0]) if tells_first_finding else ""
         engine = engine_summary(opened)
