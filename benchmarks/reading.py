@@ -84,9 +84,9 @@ HOW = {
 
 def main(how, folder):
     """Print seconds and CPU seconds, without the start and the imports, and the peak of memory in MB."""
-    from sglang_instrument.cli.polars_threads import use_one_thread
+    from sglang_instrument.cli.polars_start import start_polars
 
-    use_one_thread()  # as each command does
+    start_polars()  # as each command does
     import sglang_instrument.analysis.run.opening
     import sglang_instrument.analysis.verdict.verdict  # noqa: F401 - imported before the clock starts
 

@@ -15,6 +15,7 @@ from sglang_instrument.analysis.tables.table import Table
 from sglang_instrument.cli.answer import PrintSchema
 from sglang_instrument.cli.explain import Explain
 from sglang_instrument.cli.plain import say
+from sglang_instrument.cli.polars_start import start_polars
 from sglang_instrument.cli.select import losses
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.plain_text import plain
@@ -174,6 +175,8 @@ def _run_command(name: str, arguments: list[str]) -> int:
         parsed = parser_of(name).parse_args(arguments)
     except SystemExit as stop:  # argparse has printed its message
         return int(stop.code or 0)
+    if {"logs", "a"} & vars(parsed).keys():  # it reads a run, or compares two
+        start_polars()
     with answering():
         code = int(command.run(parsed))
         tells_health = "health" in getattr(command, "ANSWER", ())

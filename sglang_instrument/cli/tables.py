@@ -18,7 +18,6 @@ from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.analysis.tables.column import Cell, Column, Styled
 from sglang_instrument.analysis.tables.table import Row, Table
 from sglang_instrument.cli.columns import leave_out, write
-from sglang_instrument.cli.polars_threads import use_one_thread
 from sglang_instrument.plain_text import plain, plain_json
 
 if TYPE_CHECKING:
@@ -184,7 +183,6 @@ def print_told(label: str, words: str, style: str = "bold") -> None:
 @contextmanager
 def reading(what: str = "files") -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows on stderr how many files are read, after two seconds."""
-    use_one_thread()
     with progress_line() as say:
         yield lambda done, total: say(f"reading: {done:,} of {total:,} {what}")
 

@@ -220,10 +220,12 @@ def test_a_command_writes_when_it_has_printed_its_answer(
     assert printed[0].startswith(str(folder))
 
 
+@pytest.mark.parametrize("threads", [1, 2], ids=["this one reads, too", "this one waits"])
 def test_several_processes_and_batches_read_the_same_as_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     single = open_run(folder, cached=False)
+    monkeypatch.setattr(worker_processes.pl, "thread_pool_size", lambda: threads)
     monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
     monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 20_000)
     monkeypatch.setattr(local, "_cores", lambda: 3)
