@@ -101,7 +101,7 @@ class Sent:
         return [
             File(f"step_{step}/{name}.jsonl", 0, 0)
             for step in self._steps
-            for name in ("trainer_0", *(f"worker_{rank}" for rank in range(self._workers)))
+            for name in (f"worker_{rank}" for rank in range(self._workers))
         ]
 
     def list_others(self):
@@ -157,7 +157,7 @@ class MadeRun:
 
 def piece_of(steps, workers):
     """Return a piece of so many steps."""
-    return Piece(steps, [f"step_{step}" for step in steps], [], [], len(steps) * (workers + 1), False)
+    return Piece(steps, [f"step_{step}" for step in steps], [], [], len(steps) * workers, False)
 
 
 def reduce(folder, steps, workers):
