@@ -6,6 +6,7 @@ import argparse
 import shlex
 import statistics
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,8 @@ from sglang_instrument.cli.tables import print_json, print_line, print_told, rea
 from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from sglang_instrument.analysis.executors.executor import Progress
     from sglang_instrument.analysis.ledger.deciding_paths import Paths
     from sglang_instrument.analysis.run.opening import Run
@@ -85,9 +88,9 @@ class _Summary:
     """Rows of `step_table`, `worker_table`, `step_ledger` and `worker_ledger`."""
 
     steps: list[_Row] = field(default_factory=list)
-    workers: list[_Row] = field(default_factory=list)
-    spent: list[_Row] = field(default_factory=list)
-    spent_by_workers: list[_Row] = field(default_factory=list)
+    workers: pl.DataFrame | None = None
+    spent: pl.DataFrame | None = None
+    spent_by_workers: pl.DataFrame | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -222,14 +225,15 @@ def _summarise(opened: Run, paths: Paths, validate: bool, chosen: list[int] | No
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
 
     # A step ends with the begin of the next one or of a validation: all are measured before one is chosen.
-    tables = [
-        step_table(opened.digest),
-        worker_table(opened.digest),
-        step_ledger(paths),
-        worker_ledger(paths),
-    ]
+    digest = opened.digest
+    tables = [step_table(digest), worker_table(digest), step_ledger(paths), worker_ledger(paths)]
     tables = [table.filter(select.within(chosen), validate=validate) for table in tables]
-    return _Summary(*(table.to_dicts() for table in tables))
+    return _Summary(tables[0].to_dicts(), *tables[1:])
+
+
+def _rows(table: pl.DataFrame | None) -> Iterator[_Row]:
+    """Yield the rows of a table, for a list of all rows of a ledger can be a gigabyte."""
+    return iter(()) if table is None else table.iter_rows(named=True)
 
 
 def _periods(opened: Run, paths: Paths, args: argparse.Namespace, chosen: list[int] | None) -> list[_Row]:
@@ -244,13 +248,13 @@ def _print_json(
 ) -> None:
     from sglang_instrument.analysis.answers.servers import server_rows
 
-    of_workers = {} if chosen is None else {"workers": LEDGER.in_json(summary.spent_by_workers)}
+    of_workers = {} if chosen is None else {"workers": LEDGER.in_json(_rows(summary.spent_by_workers))}
     answer = {
         "folder": str(opened.folder),
         **verdict,
         "steps": STEPS.in_json(map(_with_phases, summary.steps)),
-        "workers": WORKERS.in_json(map(_with_phases, summary.workers)),
-        "ledger": {"steps": LEDGER.in_json(summary.spent), **of_workers},
+        "workers": WORKERS.in_json(map(_with_phases, _rows(summary.workers))),
+        "ledger": {"steps": LEDGER.in_json(_rows(summary.spent)), **of_workers},
         "engine": engine,
         "servers": SERVER_TOTALS.in_json(server_rows(opened)),
         "health": asdict(opened.health),
@@ -304,16 +308,16 @@ def _many(number: int, word: str) -> str:
 
 def _print_step(title: str, summary: _Summary) -> None:
     spent = _by_part(summary.spent_by_workers, "worker")
-    steps_printed.print_workers(title, summary.workers, spent)
-    wall = sum(row["sec"] for row in summary.spent)
+    steps_printed.print_workers(title, list(_rows(summary.workers)), spent)
+    wall = sum(row["sec"] for row in _rows(summary.spent))
     title = f"\nwhat its {duration(wall)}, until the next step began, were spent on"
-    print_ledger(title, summary.spent, summary.spent_by_workers)
+    print_ledger(title, list(_rows(summary.spent)), list(_rows(summary.spent_by_workers)))
 
 
-def _by_part(ledger: list[_Row], key: str) -> dict[int, dict[str, float]]:
+def _by_part(ledger: pl.DataFrame | None, key: str) -> dict[int, dict[str, float]]:
     """Return the seconds of each part, by step or by worker."""
     sums: dict[int, dict[str, float]] = {}
-    for row in ledger:
+    for row in _rows(ledger):
         parts = sums.setdefault(row[key], {})
         parts[row["part"]] = parts.get(row["part"], 0.0) + row["sec"]
     return sums
