@@ -1,7 +1,7 @@
 """Files that lack what an answer looks for are not read a second time, and the answers stay the same."""
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.answers.weights.records import weight_spans
+from sglang_instrument.analysis.answers.weights.records import PARTS, weight_spans
 from sglang_instrument.testing import synthetic_run
 
 LINE = (
@@ -13,8 +13,9 @@ LINE = (
 def test_a_run_without_weight_updates_is_not_searched_for_them(tmp_path, monkeypatch):
     run = open_run(synthetic_run(tmp_path / "run", steps=2, workers=2, requests=4), cached=False)
     assert {name for file in run.files for name in file.tracked} == set()
+    assert not any(file.may_hold(PARTS) for file in run.files)
     read = []
-    monkeypatch.setattr(type(run), "read_lines", lambda _, file: read.append(file.path) or iter(()))
+    monkeypatch.setattr(type(run), "read_marked", lambda _, files, names: read.extend(files) or iter(()))
     assert weight_spans(run).is_empty()
     assert read == []
 

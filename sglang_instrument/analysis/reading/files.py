@@ -16,7 +16,7 @@ from sglang_instrument.schema import EVENTS, LOG_CLOSED, LOG_OPENED, STEP_CLOSED
 TRACKED: Final = frozenset(
     {name for name, kind in EVENTS.items() if kind.phase == "weights" or name.startswith("scheduler_")}
     | {"engine_request", "engine_stream", "engine_tokenize", "engine_detokenize", "server_generate"}
-    | {"generation_drain", "weights_pull", "weights_process", "engine_cache_flush"}
+    | {"generation_drain", "weights_pull", "weights_process", "weights_version", "engine_cache_flush"}
     | {"server_wait", "rid", "rids"}
 )
 
