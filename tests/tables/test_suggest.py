@@ -297,3 +297,53 @@ def test_doctor_names_the_functions_to_bind_with_an_example(rollout, capsys):
 def test_doctor_says_what_to_do_about_a_name_that_leads_nowhere(rollout, capsys):
     assert main(["doctor", "--rollout", f"{rollout}:Search"]) == 1
     assert "name the class that calls the engine" in capsys.readouterr().out
+
+
+LOOP = """
+from verl.experimental.agent_loop import agent_loop
+from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+
+
+class ReAct(agent_loop.AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        for turn in range(3):
+            output = await self.server_manager.generate(request_id="r", prompt_ids=[], sampling_params={})
+            await self.call_tool(output)
+
+    async def call_tool(self, tool_call):
+        return "5"
+
+
+class Plain(ToolAgentLoop):
+    async def run(self, sampling_params, **kwargs):
+        return await self.server_manager.generate(request_id="r", prompt_ids=[], sampling_params={})
+
+
+class Deeper(Plain):
+    pass
+"""
+
+
+@pytest.fixture
+def loop_file(tmp_path):
+    path = tmp_path / "loop.py"
+    path.write_text(LOOP)
+    return path
+
+
+def test_a_class_of_a_measured_trainer_gets_what_its_tables_lack(loop_file, capsys):
+    assert main(["patches", "suggest", f"{loop_file}:ReAct"]) == 0
+    table = capsys.readouterr().out
+    assert "tool_" in table
+    assert REQUEST not in table
+    assert "turn_engine_call" not in table
+    for name in ("Plain", "Deeper"):
+        assert main(["patches", "suggest", f"{loop_file}:{name}"]) == 2
+        assert "verl/agent_loop" in capsys.readouterr().err
+
+
+def test_doctor_says_that_a_class_of_a_measured_trainer_is_measured(loop_file, capsys):
+    main(["doctor", "--rollout", f"{loop_file}:Deeper"])
+    printed = capsys.readouterr().out
+    assert "verl/agent_loop" in printed
+    assert "records its steps, requests and calls of the engine" in " ".join(printed.split())

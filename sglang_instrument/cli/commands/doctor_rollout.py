@@ -9,8 +9,10 @@ from typing import Final
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.patching.places.source_archives import open_tree
 from sglang_instrument.patching.suggest.find_class import find_class
+from sglang_instrument.patching.suggest.measured import measured_by, without_measured
 from sglang_instrument.patching.suggest.methods import Methods
 from sglang_instrument.patching.suggest.proposal import REQUEST, STEP, Proposals, propose
+from sglang_instrument.patching.tables.reading import load_tables
 
 #: What to do where only the engine is known.
 ALONE: Final = (
@@ -31,6 +33,10 @@ def examine_rollout(named: str, source: Path | None = None) -> Iterator[Row]:
         yield "rollout", False, str(error), "name a class as FILE.py:Class"
         return
     proposals = propose(methods)
+    measured = measured_by(methods, load_tables())
+    if measured:
+        yield from _what_to_add(named, measured, without_measured(proposals))
+        return
     if proposals.request is None:
         todo = "name the class that calls the engine, such as by engine.async_generate(...)"
         yield "rollout", False, f"{named}: no call of an engine is in it", todo
@@ -42,6 +48,22 @@ def examine_rollout(named: str, source: Path | None = None) -> Iterator[Row]:
         f"`sglang-instrument patches suggest {named}` writes a table that does this without code",
         "",
     )
+
+
+def _what_to_add(named: str, measured: list[str], proposals: Proposals) -> Iterator[Row]:
+    """Yield what a class lacks whose trainer is measured: steps and requests are bound."""
+    tables = ", ".join(measured)
+    yield "rollout", True, f"{named}: {tables} records its steps, requests and calls of the engine", ""
+    for name, regions in proposals.of.items():
+        events = ", ".join(dict.fromkeys(region.event for region in regions))
+        yield (
+            events,
+            None,
+            f"in {name}: `sglang-instrument patches suggest {named}` writes a table for it",
+            "",
+        )
+    example = '@sglang_instrument.instrument("tool")'
+    yield "tools", None, f"{example} above a function of your own names it; nothing else is to bind", ""
 
 
 def _what_to_bind(methods: Methods, proposals: Proposals) -> Iterator[Row]:

@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
 def _suggest(args: argparse.Namespace) -> int:
     """Print a table for a class that no table knows."""
     from sglang_instrument.patching.suggest.find_class import find_class
+    from sglang_instrument.patching.suggest.measured import measured_by, without_measured
     from sglang_instrument.patching.suggest.proposal import propose
     from sglang_instrument.patching.suggest.write_table import write_table
 
@@ -98,6 +99,11 @@ def _suggest(args: argparse.Namespace) -> int:
         raise InstrumentError("`patches suggest` needs FILE.py:Class or MODULE:Class")
     methods, tree = find_class(args.of, open_tree(args.source[0]) if args.source else None)
     proposals = propose(methods)
+    measured = measured_by(methods, load_tables())
+    if measured:
+        proposals = without_measured(proposals)
+        if not proposals.of:
+            raise TargetError(f"{args.of}: {', '.join(measured)} measures it; there is nothing to add")
     if proposals.request is None:
         raise TargetError(f"{args.of}: no call of an engine is in it, such as engine.async_generate(...)")
     trainer = (args.trainer or [methods.module.partition(".")[0]])[0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 from sglang_instrument.errors import TargetError
 from sglang_instrument.patching.places.anchors import FunctionDef
 from sglang_instrument.patching.places.source import parse
 from sglang_instrument.patching.places.source_archives import InstalledPackages, SourceTree, open_tree
+from sglang_instrument.patching.suggest.kinds import dotted
 from sglang_instrument.patching.suggest.methods import Methods
 
 
@@ -44,7 +46,8 @@ def _find(module: str, name: str, tree: SourceTree, seen: frozenset[tuple[str, s
         raise TargetError(f"{module}: cannot be parsed: {error}") from None
     home = _imported_from(module, body, name, is_package=tree.read(f"{module.replace('.', '/')}.py") is None)
     if home is None or home in seen or tree.module(home[0]) is None:
-        return _methods(module, body, name)
+        is_package = tree.read(f"{module.replace('.', '/')}.py") is None
+        return _methods(module, body, name, is_package=is_package)
     return _find(*home, tree, seen | {home})
 
 
@@ -75,15 +78,47 @@ def _of_file(path: Path) -> tuple[Path, str]:
     return folder, ".".join(reversed(names))
 
 
-def _methods(module: str, body: list[ast.stmt], name: str) -> Methods:
+def _methods(module: str, body: list[ast.stmt], name: str, *, is_package: bool) -> Methods:
     classes = {statement.name: statement for statement in body if isinstance(statement, ast.ClassDef)}
     if name in classes:
-        return Methods(module, name, _with_bases(classes[name], classes))
+        bases = tuple(_imported_bases(module, body, classes[name], classes, is_package=is_package))
+        return Methods(module, name, _with_bases(classes[name], classes), bases=bases)
     functions = _functions(body)
     if name in functions:
         return Methods(module, "", functions, name)
     known = ", ".join([*classes, *functions]) or "none"
     raise TargetError(f"{module} has no class or function {name}; it has: {known}")
+
+
+def _imported_bases(
+    module: str,
+    body: list[ast.stmt],
+    of: ast.ClassDef,
+    classes: dict[str, ast.ClassDef],
+    *,
+    is_package: bool,
+) -> Iterator[tuple[str, str]]:
+    """Yield the imported base classes of a class, and of its base classes in the same module."""
+    for base in of.bases:
+        holder, _, name = dotted(base).rpartition(".")
+        if not holder and name in classes and name != of.name:
+            others = {key: definition for key, definition in classes.items() if key != of.name}
+            yield from _imported_bases(module, body, classes[name], others, is_package=is_package)
+        elif not holder:
+            home = _imported_from(module, body, name, is_package=is_package)
+            yield from () if home is None else [home]
+        elif (imported := _module_named(module, body, holder, is_package=is_package)) is not None:
+            yield imported, name
+
+
+def _module_named(module: str, body: list[ast.stmt], name: str, *, is_package: bool) -> str | None:
+    """Return the module that `name` is, by an import of it; None if nothing imports it."""
+    for statement in body:
+        for alias in statement.names if isinstance(statement, ast.Import) else ():
+            if name == (alias.asname or alias.name):
+                return alias.name
+    home = _imported_from(module, body, name, is_package=is_package)
+    return None if home is None else ".".join(home)
 
 
 def _with_bases(of: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> dict[str, FunctionDef]:

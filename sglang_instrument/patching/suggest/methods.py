@@ -46,12 +46,14 @@ class Methods:
         owner: The class; empty for the functions of a module.
         functions: By name.
         first: The function that a user named, of a module's functions.
+        bases: The base classes that are imported, each as its module and its name.
     """
 
     module: str
     owner: str
     functions: dict[str, FunctionDef]
     first: str | None = None
+    bases: tuple[tuple[str, str], ...] = ()
 
     def target(self, name: str) -> str:
         """Return a function's name as a table's target."""
