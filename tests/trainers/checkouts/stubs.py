@@ -63,9 +63,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.checked_out = {path.name.removesuffix(".py") for path in Path(folder).iterdir()}
 
     def find_spec(self, name, path=None, target=None):
-        package, _, inner = name.partition(".")
+        package = name.partition(".")[0]
         is_inside = type(sys.modules.get(name.rpartition(".")[0])) is Replacement
-        if not is_inside and (inner or package in self.checked_out or not self._is_asked_by_checkout()):
+        if not is_inside and (package in self.checked_out or not self._is_asked_by_checkout()):
             return None
         REPLACED.add(package)
         return importlib.machinery.ModuleSpec(name, self, origin="stand-in", is_package=True)
