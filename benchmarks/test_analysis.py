@@ -15,7 +15,7 @@ from sglang_instrument.testing import synthetic_run
 ROUNDS = min(ROUNDS, 7)  # a round takes tens of seconds
 FEWER_ROUNDS = 4  # of three answers, with the cache and without
 LARGEST = int(os.environ.get("BENCH_EVENTS", "5000000"))  # 20000000 takes ten minutes and 5 GB of disk
-BOUNDS = {"summary": 0.7, "from_cache": 0.35}  # of a plain pass
+BOUNDS = {"summary": 0.6, "from_cache": 0.15}  # of a plain pass; results.md says which are missed
 PEAK_MB = 400
 PEAK_LARGEST_MB = 4000
 EVENTS_A_STEP = 13_400
