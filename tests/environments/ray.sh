@@ -7,5 +7,5 @@ folder=$root/.envs/ray
 [ -f "$folder/.made" ] && exit
 mkdir -p "$root/.envs"
 "${PYTHON:-python3}" -m venv "$folder"
-"$here/install.sh" "$folder/bin/python" "ray>=2.9" pytest pytest-xdist --editable "$root[report]"
+"$here/install.sh" "$folder/bin/python" "ray>=2.9" pytest pytest-xdist --editable "$root[report,sql]"
 touch "$folder/.made"

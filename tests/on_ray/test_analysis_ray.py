@@ -34,6 +34,9 @@ QUESTIONS = (
 )
 #: Questions whose answers are files.
 DRAWN = ("report -o out/report.html", "plot -o out/figures")
+#: Spaces would end an argument.
+ASKED_IN_SQL = ('sql select(count(*))n,sum(end_us)e,sum(length(extra))x,count(distinct(file))f,from"spans"',)
+CAN_ASK = importlib.util.find_spec("duckdb") is not None
 CAN_DRAW = all(importlib.util.find_spec(name) for name in ("jinja2", "matplotlib", "plotly"))
 #: Questions that a run too large for memory answers in pieces.
 BY_PERIOD = ("summary --by week", "summary --by day --step 2-3", "summary --by day --validate")
@@ -173,8 +176,8 @@ def ask(start_script, logs, address=None, other=None, questions=QUESTIONS, files
 
 def test_all_commands_that_read_on_ray_are_asked_here():
     reading = {name for name in COMMANDS if "--ray" in parser_of(name).format_help()}
-    asked = {question.split()[0] for question in (*QUESTIONS, *DRAWN)}
-    assert reading - {"collect", "doctor"} == asked
+    asked = {question.split()[0] for question in (*QUESTIONS, *DRAWN, *ASKED_IN_SQL)}
+    assert reading - {"collect", "doctor", "export"} == asked
 
 
 def put(folder, disk, workers):
@@ -233,7 +236,7 @@ def test_a_node_that_lacks_this_package_and_a_missing_cluster_are_named(folder, 
 
 
 def test_every_command_answers_the_same_from_a_folder_that_the_nodes_share(folder, shared, start_script):
-    questions = (*QUESTIONS, *(DRAWN if CAN_DRAW else ()))
+    questions = (*QUESTIONS, *(DRAWN if CAN_DRAW else ()), *(ASKED_IN_SQL if CAN_ASK else ()))
     expected = ask(start_script, folder, questions=questions)
     on_ray = ask(start_script, folder, shared.address, questions=questions)
     for question in questions:
@@ -268,6 +271,22 @@ def test_pruned_steps_answer_as_in_the_folder_that_collect_makes(folder, shared,
     asked += ["--ray", shared.address, "--limit", "1000", "--step", "1"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
     assert {row["worker"] for row in json.loads(done.stdout)["requests"]} == {1, 2}
+
+
+def test_a_dataset_that_nodes_make_answers_as_the_log(folder, shared, start_script, tmp_path):
+    spread(folder, shared.disks, "exported")
+    command = [sys.executable, "-m", "sglang_instrument.cli.main", "export", "$NODE_DISK/exported"]
+    command += ["--parquet", str(tmp_path / "dataset"), "--ray", shared.address]
+    for written in (1, 0):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+        assert done.stdout.endswith(f": {written} of 1 parts written\n")
+    questions = [question for question in QUESTIONS if question != "compare"]
+    expected, answers = (
+        ask(start_script, logs, questions=questions) for logs in (folder, tmp_path / "dataset")
+    )
+    for question in questions:
+        code, printed, *rest = expected[question]
+        assert answers[question] == [code, printed.replace(str(folder), str(tmp_path / "dataset")), *rest]
 
 
 def in_pieces(start_script, here, on_nodes, address, times=2):

@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 import polars as pl
 
+from sglang_instrument.analysis.dataset.brought import bring_lines, bring_records
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
@@ -44,7 +45,7 @@ from sglang_instrument.analysis.store.parts import (
 )
 from sglang_instrument.analysis.store.records import RECORDS, write_records
 from sglang_instrument.analysis.store.store import group_files, without_many_small
-from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.errors import InstrumentError
 from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.safe_files.output import writing_output
 
@@ -68,8 +69,6 @@ def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> 
     Raises:
         InstrumentError: The folder holds something else, or cannot be written.
     """
-    if run.executor.is_far:
-        raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
     with writing(target):
         _demand_ours(run, target)
         target.mkdir(parents=True, exist_ok=True)
@@ -153,7 +152,11 @@ def _write_parts(run: Run, target: SafeFolder, progress: Progress | None) -> Wri
         run.executor.read_batches(readable, job, progress)
     else:
         for group in readable:
-            run.executor.read(group, job, progress)
+            if run.executor.is_far and group[0].part is None:
+                bring_records(run.executor, group, job.folder_of(group), progress)
+                bring_lines(run.executor, group, job.folder_of(group))
+            else:
+                run.executor.read(group, job, progress)
     new = [_finished(target, name, group, files, whole) for name, group in groups.items()]
     write_index(target, Index(VERSION, [*staying, *new], runs, other))
     rows = sum(part.records for part in (*staying, *new))
@@ -215,7 +218,7 @@ class _PartJob:
     with_extra: ClassVar = True
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
-        target, part = self._folder(batch), batch[0].part
+        target, part = self.folder_of(batch), batch[0].part
         if part is not None and is_nested(folder / part):
             copy_records(target, folder / part, batch)
             save_lines(target, other_lines(folder, batch))
@@ -225,12 +228,13 @@ class _PartJob:
         return reading.files, {}
 
     def make(self, reading: Reading) -> Tables:
-        self._write(self._folder(reading.files), reading, other_lines(Path(), []))
+        self._write(self.folder_of(reading.files), reading, other_lines(Path(), []))
         return {}
 
     def _write(self, target: SafeFolder, reading: Reading, lines: pl.DataFrame) -> None:
         save_lines(target, lines)
         write_records(target, reading)
 
-    def _folder(self, files: Collection[File]) -> SafeFolder:
+    def folder_of(self, files: Collection[File]) -> SafeFolder:
+        """Return the folder that gets what files hold."""
         return self.target / self.folders[next(iter(files)).path]

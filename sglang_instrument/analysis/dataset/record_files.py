@@ -8,9 +8,10 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.dataset.brought import bring_records
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.digests.parquet import demand_bounded_table
-from sglang_instrument.analysis.executors.executor import Progress
+from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.run.batch_job import BatchJob
@@ -20,7 +21,7 @@ from sglang_instrument.analysis.store.homes import is_worthwhile, locked
 from sglang_instrument.analysis.store.part_records import by_part, is_nested
 from sglang_instrument.analysis.store.parts import PARTS, read_index, written_files
 from sglang_instrument.analysis.store.records import RECORDS
-from sglang_instrument.analysis.store.store import HeldPart, held_parts
+from sglang_instrument.analysis.store.store import HeldPart, group_files, held_parts
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular
 from sglang_instrument.safe_files.folder import SafeFolder
@@ -45,17 +46,15 @@ def record_files(run: Run, scratch: SafeFolder, progress: Progress | None = None
         progress: Called with the number of log files read so far and the number of files to read.
 
     Raises:
-        LogError: The log lies on the nodes of a cluster.
+        LogError: Records cannot be read.
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
-    if run.executor.is_far:
-        raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
     nested = {part: files for part, files in by_part(run.files).items() if is_nested(run.home / part)}
     files = [file for file in run.files if file.has_records and file.part not in nested]
     in_store = _in_store(run, files, progress)
     held = {key_of(file) for part in in_store for file in part.counting}
     missing = [file for file in files if key_of(file) not in held]
-    written = run.executor.read(missing, BatchJob(RECORDS, target=scratch), progress)[0] if missing else []
+    written = _write(run, missing, scratch, progress) if missing else []
     counts = newest_run_filter(run.files)
     wanted = {(key_of(file), run_id) for file in run.files for run_id in file.runs if counts(file, run_id)}
     stored = [(part.folder / _NAME, part.files) for part in in_store]
@@ -78,6 +77,18 @@ def _demand_readable(path: Path) -> None:
         raise LogError(f"{path}: its records cannot be read: {error}") from None
 
 
+def _write(run: Run, files: Sequence[File], scratch: SafeFolder, progress: Progress | None) -> list[File]:
+    """Write the records of files into folders of a temporary one; return the files as they were read."""
+    if not run.executor.is_far:
+        return run.executor.read(files, BatchJob(RECORDS, target=scratch), progress)[0]
+    groups = group_files(files)
+    return [
+        file
+        for number, group in enumerate(groups)
+        for file in bring_records(run.executor, group, scratch / str(number), progress)
+    ]
+
+
 def _chosen(
     files: Sequence[File], wanted: set[tuple[Key, str | None]]
 ) -> list[tuple[str, str | None]] | None:
@@ -89,8 +100,7 @@ def _chosen(
 
 def _in_store(run: Run, files: Sequence[File], progress: Progress | None) -> list[HeldPart]:
     """Return the parts of the store with records of these files; those that lack records get them."""
-    executor = run.executor
-    if not run.cached or not isinstance(executor, LocalExecutor) or not is_worthwhile(files):
+    if not run.cached or not is_worthwhile(files):
         return []
     write_now()
     held = []
@@ -99,7 +109,7 @@ def _in_store(run: Run, files: Sequence[File], progress: Progress | None) -> lis
         lacking = [part for part in parts if not _has_records(part)]
         if lacking:
             try:
-                _add_records(home, lacking, executor, progress)
+                _add_records(home, lacking, run.executor, progress)
             except (OSError, pl.exceptions.PolarsError):  # in use, read only, full, or a link is in the way
                 pass
         held += [part for part in parts if _has_records(part)]
@@ -115,11 +125,15 @@ def _has_records(part: HeldPart) -> bool:
 
 
 def _add_records(
-    home: SafeFolder, parts: Sequence[HeldPart], executor: LocalExecutor, progress: Progress | None
+    home: SafeFolder, parts: Sequence[HeldPart], executor: Executor, progress: Progress | None
 ) -> None:
     with locked(home):
         indexed = {part.name for part in read_index(home).parts}
         parts = [part for part in parts if part.name in indexed]
+        if not isinstance(executor, LocalExecutor):
+            for part in parts:
+                bring_records(executor, part.counting, home / PARTS / part.name, progress)
+            return
         folders = {part.counting[0].path: part.name for part in parts}
         job = BatchJob(RECORDS, target=home / PARTS, folders=folders)
         executor.read_batches([part.counting for part in parts], job, progress)

@@ -1,6 +1,6 @@
 """Read a batch of files and make the requested tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -18,7 +18,8 @@ from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
-from sglang_instrument.analysis.store.records import write_records
+from sglang_instrument.analysis.store.part_records import other_lines
+from sglang_instrument.analysis.store.records import record_rows, write_records
 from sglang_instrument.gc_pause import uncollected
 from sglang_instrument.safe_files.folder import SafeFolder
 
@@ -29,11 +30,12 @@ class BatchJob(msgspec.Struct, frozen=True):
     """The requested tables: "digest", "events", "paths", "fields", or "times" of the events in `names`.
 
     "records" are written as Parquet below `target`, into the folder that `folders` names for the first file
-    of a batch, else into one with the name of that file.
+    of a batch, else into one with the name of that file. Without a target, they are the table.
 
     "fields" are the sums of those in `names`, or of all without names.
 
-    "lines" are the lines that hold one of `names` in quotes; `source` is the number of their file.
+    "lines" are the lines that hold one of `names` in quotes; "other_lines" are those that are no records: for
+    these, the files are given as they were read. `source` is the number of their file.
     """
 
     tables: str
@@ -49,7 +51,11 @@ class BatchJob(msgspec.Struct, frozen=True):
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Return the files as read, and their tables."""
         if self.tables == "lines":
-            return _lines(folder, batch, self.names)
+            return _lines(batch, "lines", _marked(folder, batch, self.names))
+        if self.tables == "other_lines":
+            numbers = {file.path: number for number, file in enumerate(batch)}
+            rows = other_lines(folder, batch).iter_rows()
+            return _lines(batch, "other_lines", ((numbers[path], text) for path, text in rows))
         with uncollected():
             reading = read_logged(
                 folder,
@@ -80,21 +86,23 @@ class BatchJob(msgspec.Struct, frozen=True):
             return {"fields": field_sums(records.with_columns(attempts_of(records)), self.names)}
         if self.tables == "paths":
             return {"paths": path_sums(reading.records)}
-        if self.tables == "records" and self.target is not None:
-            return {"records": self._write_records(self.target, reading)}
+        if self.tables == "records":
+            to = self.target
+            return {"records": record_rows(reading) if to is None else self._write_records(to, reading)}
         return {"events": event_rows(reading.records)}
 
 
-def _lines(folder: Path, batch: Sequence[File], names: Sequence[str]) -> BatchResult:
+def _marked(folder: Path, batch: Sequence[File], names: Sequence[str]) -> Iterator[tuple[int, bytes]]:
     marks = as_marks(names)
-    marked = [
-        (number, text)
-        for number, file in enumerate(batch)
-        for chunk in readable_lines(folder / file.path)
-        if (text := marked_lines(chunk, marks))
-    ]
-    table = pl.DataFrame(marked, schema={"source": pl.Int64, "text": pl.Binary}, orient="row")
+    for number, file in enumerate(batch):
+        for chunk in readable_lines(folder / file.path):
+            if text := marked_lines(chunk, marks):
+                yield number, text
+
+
+def _lines(batch: Sequence[File], name: str, lines: Iterable[tuple[int, bytes]]) -> BatchResult:
+    table = pl.DataFrame(list(lines), schema={"source": pl.Int64, "text": pl.Binary}, orient="row")
     # One "run" a file, so that `source` numbers files.
     return [File(file.path, file.size, file.mtime_ns, [None], [0], inode=file.inode) for file in batch], {
-        "lines": table
+        name: table
     }

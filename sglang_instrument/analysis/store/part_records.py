@@ -27,9 +27,9 @@ from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.schema import CONTROL_EVENTS, OPEN_NOW
 
-#: The table of lines that are no records.
+#: The table of lines that are no records, and its columns.
 LINES: Final = "lines"
-_LINES: Final = {"file": pl.String, "text": pl.Binary}
+OTHER_LINES: Final = {"file": pl.String, "text": pl.Binary}
 _LEVEL: Final = 12  # of zstd: what is kept is written once
 _SOURCE: Final[dict[str, Any]] = {"file": pl.String, "run_id": pl.String, "source": pl.Int64}
 _WHOLE: Final[dict[str, Any]] = {**COLUMNS, **TEXT_COLUMNS, **STAMPS}
@@ -89,7 +89,7 @@ def other_lines(home: Path, files: Sequence[File]) -> pl.DataFrame:
     for file in files:
         if file.part is None:
             lines += ((file.path, text) for text in _lines_of(home / file.path, file))
-    table = pl.DataFrame(lines, schema=_LINES, orient="row")
+    table = pl.DataFrame(lines, schema=OTHER_LINES, orient="row")
     in_parts = [_lines_in(home / part, some) for part, some in by_part(files).items()]
     return pl.concat([table, *in_parts])
 

@@ -48,12 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="with --otlp: overwrite the file")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="with --perfetto: profilers' traces")
     parser.add_argument("--rank", metavar="RANK", help="with --traces: only this rank: TP-0, or 0")
+    select.add_ray(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write what was asked for."""
     if args.force and args.otlp is None:
         raise InstrumentError("--force goes with --otlp")
+    if args.ray is not None and args.parquet is None:
+        raise InstrumentError("--ray goes with --parquet; for other files, `collect` the run first")
     if args.otlp is not None:
         return _write_otlp(args)
     if args.perfetto is None:
@@ -114,10 +117,9 @@ def _write_perfetto(args: argparse.Namespace) -> int:
 def _write_parquet(args: argparse.Namespace) -> int:
     """Write what changed since the last call."""
     from sglang_instrument.analysis.dataset.export import export_dataset
-    from sglang_instrument.analysis.run.opening import Run
 
     with reading() as progress:
-        opened = Run.open(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         written = export_dataset(opened, args.parquet, progress)
     select.tell_pruned(opened, left=select.WRITTEN_BEFORE)
     files = f"{written.written:,} of {written.files:,} parts written"

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sql`."""
     parser.add_argument("logs", metavar="RUN", type=Path, help=f"{select.LOGS_HELP}, or a dataset of export")
     parser.add_argument("query", metavar="QUERY", help="one SELECT, in quotes")
+    select.add_ray(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--csv",
@@ -60,14 +61,13 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.dataset.columns import VIEWS
     from sglang_instrument.analysis.dataset.export import write_table, writing
     from sglang_instrument.analysis.dataset.query import ask, without_odd_times
-    from sglang_instrument.analysis.run.opening import Run
 
     if args.parquet is not None and args.parquet.exists():
         raise InstrumentError(f"{args.parquet} exists; nothing is overwritten")
     if args.parquet is not None and not args.parquet.absolute().parent.is_dir():
         raise InstrumentError(f"--parquet {args.parquet}: must be a file in an existing folder")
     with reading() as progress:
-        opened = Run.open(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         rows, left_out = without_odd_times(ask(opened, args.query, progress))
     for name, times in left_out.items():
         say(f"column {name}: {times:,} outside of the years 1 to 9999, shown as null", sys.stderr)
