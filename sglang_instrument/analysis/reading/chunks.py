@@ -46,10 +46,10 @@ def lines_between(path: Path, begin: int = 0, end: int | None = None) -> Iterato
         yield from whole_lines(stream, None if end is None else end - begin)
 
 
-def readable_lines(path: Path, begin: int = 0) -> Iterator[bytes]:
+def readable_lines(path: Path) -> Iterator[bytes]:
     """Yield chunks of a log file until an error; `open_run` has already reported the error."""
     try:
-        yield from lines_between(path, begin)
+        yield from lines_between(path)
     except (OSError, EOFError, LogError):
         return
 

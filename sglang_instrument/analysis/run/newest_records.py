@@ -50,34 +50,22 @@ def newest_records(
     counts = newest_run_filter(run.files)
     names = (*events, *keys)
     files = [file for file in files if file.place is not None and (not names or file.may_hold(names))]
-    pieces = {key_of(file): _pieces_of(file) for file in files}
-    every = [piece for of_file in pieces.values() for piece in of_file]
-    in_log = [piece for piece in every if piece.has_records and piece.part is None]
+    in_log = [file for file in files if file.has_records and file.part is None]
     logged = run.read_marked(in_log, (LOG_OPENED, *names) if names else ())
-    stored = KeptRecords(run.home, every, events, keys)
+    stored = KeptRecords(run.home, files, events, keys)
     calls = _kept_calls(run) if with_kept and not all(file.has_records for file in files) else {}
     for file in files:
         seen: UnfitFields = {}
-        for piece in pieces[key_of(file)]:
-            run_id_before = None if piece.range is None else piece.range.run_id
-            if piece.part is not None:
-                records = _of_part(stored, piece, kind, () if keys else events, run_id_before, seen)
-            elif piece.has_records:
-                records = records_in(next(logged)[1], kind, () if keys else events, run_id_before, seen)
-            else:
-                records = _of_calls(calls.get(key_of(piece), ()), kind)
-            for run_id, line, fields in records:
-                if counts(file, run_id):
-                    yield file, line, fields
+        if file.part is not None:
+            records = _of_part(stored, file, kind, () if keys else events, seen)
+        elif file.has_records:
+            records = records_in(next(logged)[1], kind, () if keys else events, seen=seen)
+        else:
+            records = _of_calls(calls.get(key_of(file), ()), kind)
+        for run_id, line, fields in records:
+            if counts(file, run_id):
+                yield file, line, fields
         add_seen(file.unfit, seen)
-
-
-def _pieces_of(file: File) -> list[File]:
-    """Return a file as it is read; as a whole, if a part of its ranges cannot be read."""
-    try:
-        return pieces_of(file)
-    except DAMAGED:
-        return [msgspec.structs.replace(file, range=None)]
 
 
 def _of_part(
@@ -85,14 +73,13 @@ def _of_part(
     file: File,
     kind: type[_Kind],
     events: Collection[str],
-    run_id_before: str | None,
     seen: UnfitFields,
 ) -> Iterator[tuple[str | None, Line, _Kind]]:
     records = list(stored.records_of(file))
     fields = all_typed([line.extra for _, line in records], kind, seen)
     for (run_id, line), fields_of_line in zip(records, fields, strict=True):
         yield run_id, line, fields_of_line
-    yield from records_in([stored.lines_of(file)], kind, events, run_id_before, seen)
+    yield from records_in([stored.lines_of(file)], kind, events, seen=seen)
 
 
 def _kept_calls(run: Run) -> dict[Key, list[tuple[str | None, str]]]:
@@ -122,15 +109,14 @@ def control_records(run: Run) -> Iterator[tuple[File, str | None, WholeLine]]:
     """
     counts = newest_run_filter(run.files)
     files = [file for file in run.files if file.place is not None and file.has_records]
-    pieces = [piece for file in files for piece in _pieces_of(file)]
-    stored = KeptRecords(run.home, pieces, sorted(CONTROL_EVENTS))
-    logged = run.read_marked([piece for piece in pieces if piece.part is None], sorted(CONTROL_EVENTS))
-    for piece in pieces:
-        chunks = next(logged)[1] if piece.part is None else [stored.lines_of(piece)]
-        run_id = None if piece.range is None else piece.range.run_id
+    stored = KeptRecords(run.home, files, sorted(CONTROL_EVENTS))
+    logged = run.read_marked([file for file in files if file.part is None], sorted(CONTROL_EVENTS))
+    for file in files:
+        chunks = next(logged)[1] if file.part is None else [stored.lines_of(file)]
+        run_id = None
         for chunk in chunks:
             for line in decode_whole(chunk, Rejects()):
                 if line.event == LOG_OPENED:
                     run_id = typed(line.extra, ControlFields).run_id
-                if line.event in CONTROL_EVENTS and counts(piece, run_id):
-                    yield piece, run_id, line
+                if line.event in CONTROL_EVENTS and counts(file, run_id):
+                    yield file, run_id, line

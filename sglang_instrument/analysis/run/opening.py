@@ -300,9 +300,8 @@ class Run:
             yield file, (marked_lines(chunk, marks) for chunk in chunks) if marks else chunks
 
     def read_lines(self, file: File) -> Iterator[bytes]:
-        """Yield the text of a log file, or of its range, in chunks of whole lines, until a reported error."""
-        begin = 0 if file.range is None else file.range.begin
-        return readable_lines(self.executor.bring([file]) / file.path, begin)
+        """Yield the text of a log file in chunks of whole lines, until an error that was reported before."""
+        return readable_lines(self.executor.bring([file]) / file.path)
 
     def files_of(
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None
