@@ -3,8 +3,6 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.reading.records.fields import (
@@ -19,8 +17,6 @@ from sglang_instrument.analysis.reading.records.unfit import UnfitFields, add_se
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.pruned import CALLS, kept_table
 from sglang_instrument.analysis.store.part_records import KeptRecords
-from sglang_instrument.analysis.store.parts import DAMAGED
-from sglang_instrument.analysis.store.ranges import pieces_of
 from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED
 
 _Kind = TypeVar("_Kind", bound=Fields)
