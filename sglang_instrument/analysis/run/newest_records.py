@@ -55,7 +55,7 @@ def newest_records(
         if file.part is not None:
             records = _of_part(stored, file, kind, () if keys else events, seen)
         elif file.has_records:
-            records = records_in(next(logged)[1], kind, () if keys else events, seen=seen)
+            records = records_in(next(logged)[1], kind, () if keys else events, unfit=seen)
         else:
             records = _of_calls(calls.get(key_of(file), ()), kind)
         for run_id, line, fields in records:
@@ -75,7 +75,7 @@ def _of_part(
     fields = all_typed([line.extra for _, line in records], kind, seen)
     for (run_id, line), fields_of_line in zip(records, fields, strict=True):
         yield run_id, line, fields_of_line
-    yield from records_in([stored.lines_of(file)], kind, events, seen=seen)
+    yield from records_in([stored.lines_of(file)], kind, events, unfit=seen)
 
 
 def _kept_calls(run: Run) -> dict[Key, list[tuple[str | None, str]]]:
