@@ -32,4 +32,6 @@ def test_no_command_breaks_a_limit_on_any_wrong_log(tmp_path):
         shutil.rmtree(tmp_path / "logs")
         shutil.rmtree(tmp_path / "scratch")
     print(f"\nfuzz: seed {SEED}, {LOGS} logs, {count} commands, {len(faults)} faults")
-    assert faults == []
+    for fault in faults:
+        print(fault.get("log"), fault.get("command"), fault["fault"], sep="\n")
+    assert not faults

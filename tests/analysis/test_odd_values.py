@@ -168,6 +168,19 @@ def test_a_record_whose_times_are_all_outside_of_calendars_is_counted_as_foreign
     assert (len(run.records), run.health.foreign) == (1, 2)
 
 
+def test_what_if_replays_the_requests_that_have_a_duration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=1, workers=1, requests=4)
+    path = next(folder.glob("step_1/worker_0*.jsonl"))
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    whole = [record for record in lines if record["event"] == "async_rollout_request_complete"]
+    whole[0]["duration_sec"] = 1e13
+    path.write_text("".join(json.dumps(record) + "\n" for record in lines))
+    assert main(["whatif", str(folder), "--max-tokens", "100", "--json"]) == 0
+    capsys.readouterr()
+
+
 def test_a_duration_of_thousands_of_years_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, line(), line(duration_sec=1e13))
     assert open_run(tmp_path).records["duration_sec"].to_list() == [1.0, None]

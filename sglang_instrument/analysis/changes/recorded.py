@@ -34,9 +34,13 @@ class _RecordedTurn(NamedTuple):
 
 
 def request_rows(digest: Digest) -> pl.DataFrame:
-    """Return the requests with `begin` and `was`, their end, in seconds since their worker's step began."""
+    """Return the requests with `begin` and `was`, their end, in seconds since their worker's step began.
+
+    A request without a duration cannot be replayed: only its end is known.
+    """
     begun = digest.steps.group_by(STEP_OF_WORKER).agg(begun_us=pl.col("start_us").min())
-    requests = digest.requests.join(begun, on=STEP_OF_WORKER, maintain_order="left")
+    timed = digest.requests.drop_nulls("duration_sec")
+    requests = timed.join(begun, on=STEP_OF_WORKER, maintain_order="left")
     begin = (pl.col("start_us") - pl.col("begun_us")) / 1e6
     return requests.with_columns(begin=begin, was=begin + pl.col("duration_sec"))
 
