@@ -328,15 +328,16 @@ def _without_end(forecast: Forecast | None) -> Forecast | None:
 def _earlier_steps(folder: Path, known: set[str], since: float) -> list[str]:
     """Return the folders of the last steps that are not `known`, as far as they are read quickly."""
     steps = [
-        (int(number), entry.name)
-        for entry in os.scandir(folder)
-        if (number := entry.name.removeprefix("step_")) != entry.name and number.isdecimal()
+        (int(number), name)
+        for name in os.listdir(folder)  # noqa: PTH208 - only the names
+        if (number := name.removeprefix("step_")) != name and number.isdecimal()
     ]
     earlier = [name for _, name in sorted(steps) if name not in known]
     chosen: list[str] = []
     left = _FIRST_BYTES
     for name in reversed(earlier[-_FIRST_STEPS:]):
-        stats = [entry.stat() for entry in os.scandir(folder / name)]
+        with os.scandir(folder / name) as entries:
+            stats = [entry.stat() for entry in entries]
         left -= sum(stat.st_size for stat in stats)
         if left < 0 and chosen:
             break

@@ -211,10 +211,12 @@ def newest_run(logs: Path) -> Path | None:
     """
     if not logs.is_dir():
         return None
-    children = [child for child in os.scandir(logs) if child.is_dir()]
+    with os.scandir(logs) as entries:
+        children = [Path(child) for child in entries]
+    children = [child for child in children if child.is_dir()]  # a link to itself is none, and no error
     if any(is_part(child.name) for child in children):
         return logs
-    runs = {Path(child): _changed(Path(child)) for child in children}
+    runs = {child: _changed(child) for child in children}
     return max((run for run, changed in runs.items() if changed), key=lambda run: runs[run], default=None)
 
 

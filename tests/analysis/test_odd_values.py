@@ -168,6 +168,16 @@ def test_a_record_whose_times_are_all_outside_of_calendars_is_counted_as_foreign
     assert (len(run.records), run.health.foreign) == (1, 2)
 
 
+@pytest.mark.parametrize("year", ["1938", "8999"])
+def test_times_that_perfetto_cannot_hold_are_no_error(
+    tmp_path: Path, year: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_us = {"1938": -(10**15), "8999": 221_800_000_000_000_000}[year]
+    write(tmp_path / "run", line(start_us=start_us, extra={"request_id": "a"}))
+    assert main(["export", str(tmp_path / "run"), "--perfetto", str(tmp_path / "trace")]) == 0
+    capsys.readouterr()
+
+
 def test_what_if_replays_the_requests_that_have_a_duration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -663,3 +663,9 @@ def test_the_same_rank_again_is_a_new_run(tmp_path, follow):
     again.open(1, 0, time_sec=20, **facts).request("b", time_sec=25, duration_sec=4)
     snapshot = follow(first.folder)
     assert (snapshot.run_id, snapshot.step.requests_done) == ("run-2", 1)
+
+
+def test_a_link_to_itself_beside_runs_hides_none(tmp_path):
+    folder = synthetic_run(tmp_path / "exp", steps=1, workers=1, requests=2)
+    (tmp_path / "loop").symlink_to("loop")
+    assert follower.newest_run(tmp_path) == folder

@@ -48,9 +48,9 @@ class Packets:
     def clock(self, now_ns: int) -> None:
         """Declare that the times are wall-clock times, so that the viewer shows them as such."""
         packet = self._packet()
-        packet.timestamp = now_ns
+        packet.timestamp = min(max(0, now_ns), _BITS)  # a broken log may have a time before 1970
         for clock in (_BOOTTIME, _REALTIME):
-            packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=now_ns)
+            packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=packet.timestamp)
 
     def process(self, pid: int, name: str) -> int:
         """Begin a group of tracks; return its number. `pid` only sets its place among the groups."""
