@@ -168,7 +168,7 @@ def names_falsely(history: History, made: MadeStep) -> bool:
     for call in made.calls:
         longest_sec = call.end_sec - call.start_sec
         if longest_sec > max(
-            (earlier.longest_sec.get(call.event, 0.0) for earlier in history.steps), default=0.0
+            (max(earlier.longest_sec.get(call.event, (0.0,))) for earlier in history.steps), default=0.0
         ):
             looks = np.append(np.arange(call.start_sec, call.end_sec, 1.0), call.end_sec - 1e-6)
             if any(_names(history, made, call, age_sec) for age_sec in looks):
@@ -178,7 +178,7 @@ def names_falsely(history: History, made: MadeStep) -> bool:
 
 def _names(history, made, call, age_sec) -> bool:
     ended = [other for other in made.calls if other.event == call.event and other.end_sec <= age_sec]
-    longest_sec = {call.event: max((other.end_sec - other.start_sec for other in ended), default=0.0)}
+    longest_sec = {call.event: [other.end_sec - other.start_sec for other in ended]}
     open_events = {0: (call.event, age_sec - call.start_sec)}
     return bool(
         hanging(history.steps, StepSoFar(age_sec, made.past.requests, None, open_events, longest_sec))
@@ -189,7 +189,7 @@ def hang(history: History, made: MadeStep, random: Random) -> Hung:
     """Let a call hang, and look until it is named."""
     stuck, call = made.hung(random)
     ended = [other for other in stuck.calls if other.event == call.event and other.end_sec < np.inf]
-    past_sec = max(earlier.longest_sec.get(call.event, 0.0) for earlier in history.steps)
+    past_sec = max(max(earlier.longest_sec.get(call.event, (0.0,))) for earlier in history.steps)
     age_sec = left_sec = call.start_sec
     while not _names(history, stuck, call, age_sec) and age_sec < left_sec + GIVE_UP_SEC:
         now_sec = max(

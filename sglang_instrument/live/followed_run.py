@@ -132,6 +132,7 @@ class FollowedRun:
             at_us if ended_us is None else ended_us,
             self._liveness.alive,
             ended is not None,
+            self._liveness.killed,
             self._views.of,
         )
         step = counts.newest()
@@ -163,10 +164,7 @@ class FollowedRun:
     def _write_sightings(self, moment: Now, step: StepKey | None) -> None:
         """Write what the log cannot hold: processes that are gone, or live and say nothing."""
         seen = [*deaths(moment, step), *silences(moment, step)]
-        named = {
-            "run_id": self._counts.run_id,
-            "seen_us": moment.at_us,
-        }
+        named = {"run_id": self._counts.run_id, "seen_us": moment.at_us}
         self._sightings.write(
             [
                 {**named, **{name: getattr(problem, name) for name in _OF_SIGHTING}}

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from sglang_instrument.live.counting.counts import Counts, StepKey, WorkerKey
+from sglang_instrument.live.counting.longest import Longest, longest_of
 from sglang_instrument.live.counting.parts import WorkerPart, call_of
 from sglang_instrument.live.forecasting.forecast import MOST_STEPS, History, forecast
 from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
@@ -105,7 +106,7 @@ def _open_spans(
     now_us = now.heard_us(key)
     spans: dict[str, tuple[str, float]] = {}
     said = open_now_of(part, now_us)
-    request_event = next((name for name in part.longest_sec if now.phase_of(key, name) == "request"), None)
+    request_event = next((name for name in part.longest if now.phase_of(key, name) == "request"), None)
     request_event = request_event or next((name for name in known if kind_of(name).phase == "request"), None)
     for request in said.oldest if said is not None else ():
         later_sec = (now_us - said.at_us) / 1e6 if said is not None else 0.0
@@ -123,9 +124,9 @@ def _open_spans(
     return spans
 
 
-def _longest(parts: Mapping[WorkerKey, WorkerPart]) -> dict[str, float]:
-    longest: dict[str, float] = {}
+def _longest(parts: Mapping[WorkerKey, WorkerPart]) -> dict[str, list[float]]:
+    counted: dict[str, list[tuple[int, Longest]]] = {}
     for part in parts.values():
-        for event, sec in part.longest_sec.items():
-            longest[event] = max(longest.get(event, 0.0), sec)
-    return longest
+        for event, longest in part.longest.items():
+            counted.setdefault(event, []).append((longest.count, longest))
+    return {event: longest_of(of_event) for event, of_event in counted.items()}

@@ -74,10 +74,11 @@ def test_check_names_the_tool_the_request_and_the_process(killed, capsys):
 def test_the_request_is_in_the_table_with_its_time_in_the_tool(killed, answer):
     _, age_sec = killed
     rows = {row["request_id"]: row for row in answer("requests")["requests"]}
-    assert rows["s3r2"]["error"] == "unended"
+    assert rows["s3r2"]["unended"]
+    assert rows["s3r2"]["error"] is None
     assert rows["s3r2"]["duration_sec"] == pytest.approx(age_sec, abs=1e-3)
     assert rows["s3r2"]["tool_sec"] > 0.9 * age_sec
-    assert all(row["error"] is None for name, row in rows.items() if name != "s3r2")
+    assert [name for name, row in rows.items() if row["unended"]] == ["s3r2"]
 
 
 def test_the_step_lasts_until_the_last_report_and_its_ledger_says_where(killed, answer):
@@ -88,3 +89,172 @@ def test_the_step_lasts_until_the_last_report_and_its_ledger_says_where(killed, 
     assert step["phases"]["tool"] > 0.9
     assert summary["health"]["records"] == 8 * 3 + 1  # those of the ninth request: it ended one span
     assert "tool_call search of request s3r2" in summary["verdict"]
+    assert [(row["step"], row["unended"]) for row in summary["steps"]] == [(1, False), (2, False), (3, True)]
+    assert [row["unended"] for row in summary["workers"]] == [False, False, True]
+    assert summary["findings"] == [finding for finding in summary["findings"] if finding["cause"] == "death"]
+
+
+def test_the_terminal_marks_the_step_and_the_request(killed, capsys):
+    assert main(["summary", str(killed[0])]) == 0
+    shown = capsys.readouterr().out
+    (step,) = [line for line in shown.splitlines() if line.startswith("3 ")]
+    assert "unended" in step
+    assert "s so far (unended)" in shown
+    assert main(["requests", str(killed[0])]) == 0
+    marked = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "unended" in line.split()]
+    assert marked == ["request", "s3r2"]
+
+
+def test_the_request_shows_the_tool_that_did_not_end(killed, answer):
+    _, age_sec = killed
+    answered = answer("requests", "--request", "s3r2")
+    assert answered["requests"][0]["unended"]
+    *ended, tool = answered["events"]
+    assert [event["unended"] for event in ended] == [False] * len(ended)
+    assert (tool["event"], tool["unended"]) == ("tool_call", True)
+    assert tool["duration_sec"] == pytest.approx(age_sec, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        ("select step from steps where unended", [{"step": 3}]),
+        ("select step, worker from workers where unended", [{"step": 3, "worker": 0}]),
+        ("select request_id from requests where unended", [{"request_id": "s3r2"}]),
+        ("select request_id, turn from turns where unended", [{"request_id": "s3r2", "turn": 0}]),
+    ],
+)
+def test_sql_has_the_mark(answer, query, rows):
+    assert answer("sql", query)["rows"] == rows
+
+
+def test_the_notebook_has_the_mark(killed):
+    from sglang_instrument.analysis import open_run
+
+    run = open_run(killed[0])
+    assert run.summary()["unended"].to_list() == [False, False, True]
+    assert run.requests().filter(unended=True)["request_id"].to_list() == ["s3r2"]
+
+
+def test_turns_and_percentiles_count_what_did_not_end(answer):
+    assert sum(row["unended"] for row in answer("turns")["turns"]) == 1
+    assert [row["unended"] for row in answer("requests", "--cdf")["cdf"]] == [0, 0, 1]
+
+
+def test_report_and_trace_have_the_mark(killed, tmp_path, capsys):
+    page, trace = tmp_path / "report.html", tmp_path / "trace.pftrace"
+    assert main(["report", str(killed[0]), "--output", str(page)]) == 0
+    assert "step 3, unended" in page.read_text()  # the slowest step
+    assert main(["export", str(killed[0]), "--perfetto", str(trace)]) == 0
+    assert b"unended" in trace.read_bytes()
+    capsys.readouterr()
+
+
+MANY = """
+import contextvars, threading, time
+from sglang_instrument import bind, install, span, step
+
+install(open_now_sec=0.2)
+
+def request(number, place):
+    with bind(request_id=f"s{number}r{place}"), span("request"), bind(turn=0):
+        with span("generate"):
+            time.sleep(0.02)
+        with span("tool"):
+            time.sleep(3600 if number == 2 and place > 1 else 0.02)
+
+for number in (1, 2):
+    with step(number):
+        runs = [contextvars.copy_context() for _ in range(9)]
+        started = [
+            threading.Thread(target=context.run, args=(request, number, place), daemon=True)
+            for place, context in enumerate(runs)
+        ]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+"""
+
+
+def test_requests_beyond_those_that_open_now_names_are_there_by_their_turns(start_script, tmp_path, capsys):
+    script = start_script(MANY)
+    wait_for(
+        lambda: len(records_of(script.folder / "step_2", "worker_0.jsonl", "open_now")) > 2,
+        "nothing is reported as open",
+    )
+    script.process.kill()
+    script.process.wait()
+    assert main(["requests", str(script.folder), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["requests"]
+    unended = sorted(row["request_id"] for row in rows if row["unended"])
+    assert unended == [f"s2r{place}" for place in range(2, 9)]
+    assert len(rows) == 18
+    lasted = [row["duration_sec"] for row in rows if row["unended"]]
+    assert max(lasted) - min(lasted) < 1.0
+
+
+REWARDS = """
+import multiprocessing, time
+from sglang_instrument import bind, install, instrument, span, step
+
+install(open_now_sec=0.2)
+context = multiprocessing.get_context("fork")
+
+@instrument("score", phase="reward", fields={"reward": "result"})
+def score(place):
+    time.sleep(30 if place == 2 else 0.2)
+    return 1.0
+
+with step(1), span("reward_all"):
+    for place in range(4):
+        with bind(request_id=f"r{place}"), span("request"):
+            process = context.Process(target=score, args=(place,))
+            process.start()
+            process.join(1.5)
+            process.terminate()
+            process.join()
+"""
+
+
+def test_the_reward_of_a_child_is_that_of_its_request_also_if_it_was_killed(run_script, capsys):
+    folder = run_script(REWARDS).folder
+    assert main(["requests", str(folder), "--json"]) == 0
+    rows = {row["request_id"]: row for row in json.loads(capsys.readouterr().out)["requests"]}
+    assert not any(row["unended"] for row in rows.values())
+    assert rows["r0"]["reward_sec"] == pytest.approx(0.2, abs=0.1)
+    assert rows["r2"]["reward_sec"] > 0.8
+    assert main(["requests", str(folder), "--request", "r2", "--json"]) == 0
+    events = json.loads(capsys.readouterr().out)["events"]
+    assert [(event["event"], event["unended"]) for event in events] == [("request", False), ("score", True)]
+    assert main(["summary", str(folder), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    spent = {}
+    for row in summary["ledger"]["steps"]:
+        spent[row["part"]] = spent.get(row["part"], 0.0) + row["sec"]
+    assert spent["reward"] > 1.3
+    assert spent.get("unaccounted", 0.0) < 0.5 * sum(spent.values())
+    assert not summary["steps"][0]["unended"]
+    assert main(["check", str(folder)]) == 1
+    assert "score of request r2 was open for" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cause", ["hang", "death", "death-early"])
+def test_tables_agree_with_the_verdict_of_made_up_runs(cause, tmp_path, capsys):
+    place = ["--experiment", "made", "--log-dir", str(tmp_path)]
+    assert main(["demo", "--synthetic", "--cause", cause, *place]) == 0
+    capsys.readouterr()
+    assert main(["summary", str(tmp_path / "made"), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    finding = summary["findings"][0]
+    assert finding["cause"] == cause.partition("-")[0]
+    assert [row["step"] for row in summary["steps"] if row["unended"]] == [finding["step"]]
+    assert main(["requests", str(tmp_path / "made"), "--json", "--limit", "9999"]) == 0
+    rows = json.loads(capsys.readouterr().out)["requests"]
+    unended = [row for row in rows if row["unended"]]
+    assert {row["step"] for row in unended} == {finding["step"]}
+    assert finding["worker"] in {row["worker"] for row in unended}
+    if cause == "hang":
+        (request,) = unended
+        assert request["request_id"] in finding["sentence"]
+        assert request["tool_sec"] > 100

@@ -142,7 +142,7 @@ MAY_IMPORT = {
     "live.counting": READING | {"words"},
     "live.forecasting": {"words"},
     "live.outside": READING | {"words", "safe_files"},
-    "live.problems": {"words", "live.counting", "live.outside"},
+    "live.problems": {"words", "live.counting", "live.forecasting", "live.outside"},
     "live": ANSWERS | {"live.counting", "live.forecasting", "live.outside", "live.problems"},
     "live.serving": {"words", "safe_files", "analysis.answers", "live"},
     "live.terminal": READING | {"words", "live", "live.counting"},

@@ -230,7 +230,7 @@ def test_a_run_that_was_killed_ended_with_deaths(run, follow):
     assert snapshot.ended
     (problem,) = snapshot.problems
     assert problem.sentence.startswith(
-        "5 processes ended in the middle of the step: worker 0, worker 1, worker 2"
+        "5 processes ended and did not close their logs: worker 0, worker 1, worker 2"
     )
 
 

@@ -14,9 +14,16 @@ from sglang_instrument.testing.usual_run import usual_shape
 
 
 def lasting(*sec, after_sec=1.0, **longest_sec):
-    """Return a step of one worker whose requests begin at once, and last so long."""
+    """Return a step of one worker whose requests begin at once, and last so long.
+
+    The longest spans of events, or the longest one, are given by their names.
+    """
     requests = Requests.of((f"r{place}", 0, 0.0, lasted_sec, [0.0]) for place, lasted_sec in enumerate(sec))
-    return PastStep(requests, max(sec) + after_sec, longest_sec)
+    return PastStep(requests, max(sec) + after_sec, spans_of(longest_sec))
+
+
+def spans_of(longest_sec):
+    return {event: np.atleast_1d(sec).tolist() for event, sec in longest_sec.items()}
 
 
 def history_of(steps):
@@ -208,7 +215,7 @@ class TestHangs:
 
     def now(self, sec, event="tool", history=None, **longest_sec):
         step = lasting(*range(1, 30), 10_000.0).so_far(40.0)
-        step = replace(step, open_events={29: (event, sec)}, longest_sec=longest_sec)
+        step = replace(step, open_events={29: (event, sec)}, longest_sec=spans_of(longest_sec))
         return forecast(history or self.history, step).will_not_end
 
     def test_within_10_s_and_not_at_once(self):
@@ -230,8 +237,14 @@ class TestHangs:
 
     def test_where_the_longest_vary_much_it_takes_longer(self):
         history = history_of([lasting(*range(1, 31), tool=sec) for sec in (10.0, 90.0, 20.0, 40.0)])
-        assert self.now(98.0, history=history) == ()
+        assert self.now(150.0, history=history) == ()
         assert self.now(300.0, history=history) == ((0, "r29"),)
+
+    def test_where_the_longest_of_a_step_are_far_apart_it_takes_longer(self):
+        capped = history_of([lasting(*range(1, 31), tool=[59.0, 59.5, 60.0, 60.2]) for _ in range(4)])
+        uncapped = history_of([lasting(*range(1, 31), tool=[8.0, 15.0, 30.0, 60.2]) for _ in range(4)])
+        assert self.now(70.0, history=capped) == ((0, "r29"),)
+        assert self.now(300.0, history=uncapped) == ()
 
     def test_the_forecast_is_that_of_the_others(self):
         step = lasting(*range(1, 29), 50.0, 10_000.0).so_far(35.0)
@@ -246,7 +259,7 @@ def test_a_hang_of_the_generator_is_named(usual):
     made = list(steps_of(usual_shape(2, steps=5)))
     history = history_of([step.past for step in made[:4]])
     stuck, call = made[4].hung(Random(4))
-    limit_sec = call.start_sec + max(step.past.longest_sec[call.event] for step in made)
+    limit_sec = call.start_sec + max(max(step.past.longest_sec[call.event]) for step in made)
     assert forecast(history, stuck.as_of(limit_sec)).will_not_end == ()
     named = forecast(history, stuck.as_of(limit_sec + 10.0)).will_not_end
     assert [request_id for _, request_id in named] == [call.request_id]

@@ -135,6 +135,36 @@ def test_a_process_that_is_killed_is_dead_within_seconds(stand_still):
     assert "the process has ended" in problem.sentence
 
 
+BETWEEN_STEPS = """
+import time
+import sglang_instrument
+from sglang_instrument import bind, span, step
+
+sglang_instrument.install(experiment="still", log_dir={folder!r})
+with step(1):
+    with bind(request_id="r0"), span("request"):
+        time.sleep(0.3)
+{ends}
+"""
+
+
+@pytest.mark.parametrize(("ends", "is_killed"), [(SLEEPS, True), ("", False)])
+def test_the_only_program_of_a_run_may_be_killed_between_two_steps(start_script, tmp_path, ends, is_killed):
+    process = start_script(BETWEEN_STEPS.format(folder=str(tmp_path), ends=ends)).process
+    live = Follower(tmp_path / "still", with_done=False)
+    live.start()
+    try:
+        wait_for(lambda: (now := live.snapshot().step) is not None and now.is_over, live.snapshot)
+        if is_killed:
+            process.kill()
+        wait_for(lambda: live.snapshot().ended is not None, live.snapshot)
+        problems = [(problem.kind, problem.sentence) for problem in live.snapshot().problems]
+        killed = [("death", "worker 0: the process has ended; last it said: request r0 ended")]
+        assert problems == (killed if is_killed else [])
+    finally:
+        live.stop()
+
+
 def test_what_was_seen_is_found_after_the_process_is_gone(stand_still, capsys):
     process, live = stand_still(HOLDS_THE_INTERPRETER)
     hang_of(live)

@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 from other_runs import OtherRun
 
+from sglang_instrument.live.counting.longest import Longest, longest_of
 from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.testing.run_shape import play_run
 
@@ -173,7 +174,14 @@ def drawn_steps(seed, slots, turns, steps=10, workers=4, requests=48):
 
 
 def _longest(calls):
-    longest = {}
+    """Return the longest calls of each event."""
+    spans = {}
     for call in calls:
-        longest[call.event] = max(longest.get(call.event, 0.0), call.end_sec - call.start_sec)
+        spans.setdefault(call.event, []).append(call.end_sec - call.start_sec)
+    longest = {}
+    for event, of_event in spans.items():
+        counted = Longest()
+        for sec in of_event:
+            counted.add(sec)
+        longest[event] = longest_of([(counted.count, counted)])
     return longest

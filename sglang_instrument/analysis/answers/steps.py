@@ -10,7 +10,9 @@ from sglang_instrument.schema import PHASES
 STEP: Final = ["step", "validate"]
 STEP_OF_WORKER: Final = [*STEP, "worker"]
 _OF_ONE_PROCESS: Final = ("duration_sec", "unaccounted_sec", "barrier_sec", "busy_sec")
-_FRONT: Final = ("step", "validate", "worker", "workers", "slowest_worker", "duration_sec", "busy_sec")
+_FRONT: Final = (
+    *("step", "validate", "worker", "workers", "slowest_worker", "duration_sec", "unended", "busy_sec"),
+)
 
 
 def step_table(digest: Digest) -> pl.DataFrame:
@@ -24,6 +26,7 @@ def step_table(digest: Digest) -> pl.DataFrame:
         workers: The number of workers.
         slowest_worker: The one with the largest `busy_sec`; a barrier makes all durations equal.
         duration_sec: The longest of the workers' durations.
+        unended: Whether a worker did not end it as far as the log goes; its time is that until then.
         busy_sec: The longest of the workers' durations without their time at barriers.
         interval_sec: From this start to that of the next step or validation of `digest`; null for the last
             of a launch.
@@ -47,6 +50,7 @@ def step_table(digest: Digest) -> pl.DataFrame:
         duration_sec=pl.col("duration_sec").max(),
         start_us=pl.col("start_us").min(),
         launch=pl.col("launch").max(),
+        unended=_any("unended"),
     )
     return _finished(steps, digest, workers, STEP)
 
@@ -59,14 +63,14 @@ def worker_table(digest: Digest) -> pl.DataFrame:
         *_phase_shares(),
         *(
             pl.col(name).first()
-            for name in ("start_us", "launch", "duration_sec", "unaccounted_sec", "busy_sec")
+            for name in ("start_us", "launch", "duration_sec", "unended", "unaccounted_sec", "busy_sec")
         ),
     )
     return _finished(alone, digest, workers, STEP_OF_WORKER)
 
 
 def worker_steps(digest: Digest) -> pl.DataFrame:
-    """Return start, launch, duration, unaccounted time and time without barriers of each worker's step.
+    """Return start, launch, duration, end, unaccounted time and time without barriers of each worker's step.
 
     Of several processes of one rank that run at the same time, the one that was busy longest counts, as it
     does of workers; what ran before and after them is added. `wall_<phase>` and `processes_sec`, their sum,
@@ -79,7 +83,7 @@ def worker_steps(digest: Digest) -> pl.DataFrame:
     steps = steps.with_columns(period=(pl.col("start_us") >= earlier).fill_null(True).cum_sum())
     by_busy = [pl.col(name).sort_by("busy_sec").last() for name in _OF_ONE_PROCESS]
     sums = [name for name in steps.columns if name.startswith("wall_") or name == "processes_sec"]
-    of_rank = [pl.col("start_us").min(), pl.col("launch").max(), pl.col(sums).sum()]
+    of_rank = [pl.col("start_us").min(), pl.col("launch").max(), _any("unended"), pl.col(sums).sum()]
     periods = steps.group_by(*STEP_OF_WORKER, "period").agg(*of_rank, *by_busy)
     return periods.group_by(STEP_OF_WORKER).agg(*of_rank, pl.col(_OF_ONE_PROCESS).sum()).sort(STEP_OF_WORKER)
 
@@ -87,6 +91,11 @@ def worker_steps(digest: Digest) -> pl.DataFrame:
 def _of_slowest(column: str) -> pl.Expr:
     """Return the value of the worker that was busy longest: it is the last to reach the end of the step."""
     return pl.col(column).sort_by("busy_sec", "worker", descending=[True, False]).first()
+
+
+def _any(column: str) -> pl.Expr:
+    """Return whether a flag is true of any row; null if no row tells."""
+    return pl.col(column).max().alias(column)
 
 
 def _finished(steps: pl.DataFrame, digest: Digest, workers: pl.DataFrame, key: list[str]) -> pl.DataFrame:

@@ -9,7 +9,8 @@ from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import Paths, step_ledger, worker_ledger
 
 _OF_STEP: Final = (
-    *(*STEP, "workers", "slowest_worker", "duration_sec", "requests", "response_tokens"),
+    *(*STEP, "workers", "slowest_worker", "duration_sec", "unended"),
+    *("requests", "response_tokens"),
     *("p50_sec", "p99_sec", "max_sec", "straggler_share"),
 )
 _PARTS: Final = ("engine", "tool", "interaction", "reward", "between steps")
@@ -23,8 +24,8 @@ def summary_table(digest: Digest, paths: Paths) -> pl.DataFrame:
         paths: The critical paths of the whole run: a step ends when the next one begins.
 
     Returns:
-        step, validate, workers, slowest_worker, duration_sec, requests, response_tokens, p50_sec, p99_sec,
-        max_sec, straggler_share: as in `step_table`; to_next_step_sec: until the next step begins;
+        step, validate, workers, slowest_worker, duration_sec, unended, requests, response_tokens, p50_sec,
+        p99_sec, max_sec, straggler_share: as in `step_table`; to_next_step_sec: until the next step begins;
         engine_sec, tool_sec, interaction_sec, reward_sec, between_steps_sec, other_sec: what this time was
         spent on along the path that decided it; barrier_share: the share of all workers' wall time, from 0 to
         1, in which one waited for another.

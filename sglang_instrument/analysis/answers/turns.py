@@ -15,7 +15,8 @@ def turn_table(digest: Digest, by_step: bool = False, whole: Digest | None = Non
         whole: That of the whole run, if `digest` is a part of it.
 
     Returns:
-        step, validate (by step only), turn; requests: how many got this far; engine_sec, tool_sec,
+        step, validate (by step only), turn; requests: how many got this far; unended: of how many
+        the log lacks the end of it; engine_sec, tool_sec,
         interaction_sec: sums; null of a kind of which the run has none; engine_p50_sec, engine_p99_sec: of
         one request's engine time in this turn; response_tokens: sum; null if no request logs its tokens.
     """
@@ -27,6 +28,7 @@ def turn_table(digest: Digest, by_step: bool = False, whole: Digest | None = Non
         .agg(
             *(pl.col(f"{kind}_sec").sum() for kind in KINDS if kind != "reward"),
             requests=pl.len().cast(pl.Int64),
+            unended=pl.col("unended").sum().cast(pl.Int64),
             engine_p50_sec=engine.quantile(0.5, "linear"),
             engine_p99_sec=engine.quantile(0.99, "linear"),
             response_tokens=pl.when(tokens.count() > 0).then(tokens.sum()),

@@ -9,6 +9,7 @@ from sglang_instrument.analysis.changes.queueing import fit_with_limit
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import engine_calls
 from sglang_instrument.analysis.ledger.ledger import step_windows
+from sglang_instrument.analysis.reading.last_open import UNENDED
 
 #: Metrics that do not depend on which replies were drawn, and their units.
 RATES: Final = {
@@ -85,9 +86,10 @@ def engine_values(digests: list[Digest]) -> list[dict[int, float]]:
 
 
 def _of_steps(digest: Digest, whole: Digest) -> pl.DataFrame:
-    """Return the metrics of the steps of `digest`; `whole` has the validation steps between them, too."""
+    """Return the metrics of steps that ended; `whole` has the validations between them, too."""
     duration = pl.col("duration_sec")
-    steps = step_table(digest).join(_between(whole), on="step", how="left", maintain_order="left")
+    ended = step_table(digest).filter(~pl.col("unended").fill_null(value=False))
+    steps = ended.join(_between(whole), on="step", how="left", maintain_order="left")
     return steps.select(
         "step",
         duration=duration,
@@ -108,9 +110,11 @@ def _between(digest: Digest) -> pl.DataFrame:
 
 
 def _of_requests(digest: Digest) -> Values:
-    """Return the seconds of tools, interactions and rewards, a turn or request that has some."""
-    answers = digest.turns.group_by("step").agg(_when_any("tool"), _when_any("interaction"))
-    rewards = digest.requests.group_by("step").agg(_when_any("reward"))
+    """Return the seconds of tools, interactions and rewards, a turn or request that has some and ended."""
+    turns = digest.turns.filter(~pl.col("unended").fill_null(value=False))
+    requests = digest.requests.filter(pl.col("error").ne_missing(UNENDED))
+    answers = turns.group_by("step").agg(_when_any("tool"), _when_any("interaction"))
+    rewards = requests.group_by("step").agg(_when_any("reward"))
     return {**_columns(answers), **_columns(rewards)}
 
 

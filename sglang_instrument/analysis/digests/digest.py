@@ -22,7 +22,9 @@ _PLACE_SCHEMA: Final = {
     "validate": pl.Boolean,
 }
 #: The tables and their columns. Times are microseconds on the clock of the worker's host. `event` of a turn
-#: is its longest part. `attempt` counts the requests of one id in a step of a worker, from 0: a retry.
+#: is its longest part. `attempt` counts the requests of one id in a step of a worker, from 0: a retry. What
+#: is `unended` lasts until its process last said that it goes on; the error of a request is then
+#: `last_open.UNENDED`.
 #: A request is `implied` if no span of phase "request" tells of it, only its id.
 #: `samples` is `samples.sample_rows`. `launch` of a step numbers the launch of the
 #: trainer that wrote it; null if not known.
@@ -35,6 +37,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "unaccounted_sec": pl.Float64,
         "barrier_sec": pl.Float64,
         "launch": pl.Int64,
+        "unended": pl.Boolean,
         **{f"wall_{phase}": pl.Float64 for phase in PHASES},
     },
     "requests": {
@@ -68,6 +71,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "response_tokens": pl.Int64,
         "weight_version": pl.Int64,
         "verifications": pl.Int64,
+        "unended": pl.Boolean,
         **{f"{kind}_sec": pl.Float64 for kind in KINDS},
     },
     "samples": {

@@ -5,9 +5,11 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.turns import KINDS
 from sglang_instrument.analysis.digests.untimed import untimed_requests
 from sglang_instrument.analysis.reading.files import File, ended_paths
 from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS
+from sglang_instrument.analysis.reading.last_open import UNENDED
 from sglang_instrument.analysis.timing.grouped_sums import US
 
 _ID: Final = ["step", "validate", "request_id"]
@@ -46,11 +48,11 @@ def with_implied(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataF
 
 
 def only_certain(requests: pl.DataFrame, files: Sequence[File]) -> pl.DataFrame:
-    """Drop implied requests that are parts of others, or of which it is not known whether they ended.
+    """Drop implied requests that are parts of others, and mark those that did not end.
 
     Several processes of a step may log the same id, such as those of its tools: the request is that of the
     process that logs it as a whole, else that of the one that calls the engine. In a run that logs whole
-    requests, a step that is not closed has some that did not end yet.
+    requests, those of a step that is not closed did not end.
 
     Args:
         requests: All requests of a run; `source` numbers each pair of file and run.
@@ -68,7 +70,20 @@ def only_certain(requests: pl.DataFrame, files: Sequence[File]) -> pl.DataFrame:
     if len(whole):
         ended = ended_paths(files)
         is_ended = pl.Series([file.path in ended for file in files for _ in file.runs], dtype=pl.Boolean)
-        certain = certain.filter(is_ended.gather(certain["source"]))
-    staying = pl.concat([whole["row"], certain["row"]])
-    certain_rows: pl.DataFrame = requests[staying.sort()]
-    return certain_rows
+        error = pl.when(is_ended.gather(certain["source"])).then("error").otherwise(pl.lit(UNENDED))
+        certain = certain.with_columns(error=error)
+    whole = _with_work_of_others(whole, rows.filter(is_implied).join(certain, on="row", how="anti"))
+    return pl.concat([whole, certain]).sort("row").drop("row")
+
+
+def _with_work_of_others(whole: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
+    """Add to whole requests the kinds of work of which only other processes logged any, as of a reward."""
+    kinds = [f"{kind}_sec" for kind in KINDS]
+    last = whole.group_by(_ID).agg(attempt=pl.col("attempt").max())
+    sums = parts.group_by(_ID).agg(pl.col(kinds).sum()).join(last, on=_ID)
+    joined = whole.join(sums, on=[*_ID, "attempt"], how="left", suffix="_others", maintain_order="left")
+    lacking = [
+        pl.when(pl.col(name) > 0).then(name).otherwise(pl.coalesce(f"{name}_others", name)).alias(name)
+        for name in kinds
+    ]
+    return joined.with_columns(lacking).select(whole.columns)

@@ -14,6 +14,7 @@ from sglang_instrument.analysis.digests.samples import sample_rows
 from sglang_instrument.analysis.digests.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
 from sglang_instrument.analysis.digests.untimed import with_untimed
 from sglang_instrument.analysis.digests.weight_versions import VERSIONS, with_versions
+from sglang_instrument.analysis.reading.last_open import UNENDED
 from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.schema import PHASES
 
@@ -81,9 +82,9 @@ def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
         for number, name in enumerate(PHASES)
     )
     steps = steps.join(barriers, on="place", how="left").join(shares, on="place", how="left")
-    # A file does not tell the launches of a run apart: `digest_of_run.read_digest` fills them in.
-    launch = pl.lit(None, pl.Int64).alias("launch")
-    return steps.with_columns(pl.col("barrier_sec").fill_null(0.0), launch).sort("place")
+    # `digest_of_run.only_newest_runs` fills them in: records tell neither the launch nor the end.
+    later = (pl.lit(None, pl.Int64).alias("launch"), pl.lit(None, pl.Boolean).alias("unended"))
+    return steps.with_columns(pl.col("barrier_sec").fill_null(0.0), *later).sort("place")
 
 
 def _extents(spans: pl.DataFrame) -> pl.DataFrame:
@@ -115,7 +116,8 @@ def _outermost_parts(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame
     kind = pl.Series("kind", _KIND_OF_PHASE, dtype=pl.Int8).gather(spans["counts_for"].to_physical())
     outer = kind.is_not_null() & kind.ne_missing(kind.gather(spans["parent"]))
     parts = spans.select("place", "row", "span", "event", "start_us", "end_us", "duration_sec").filter(outer)
-    fields = records.select("request_id", "turn", "response_tokens", "verifications", *VERSIONS)[parts["row"]]
+    names = ("request_id", "turn", "response_tokens", "verifications", *VERSIONS)
+    fields = records.select(*names, unended=pl.col("error").eq_missing(UNENDED))[parts["row"]]
     parts = pl.concat([parts.with_columns(kind=kind.filter(outer)), fields], how="horizontal")
     for name in ("response_tokens", "verifications"):
         if records[name].null_count() == len(records):

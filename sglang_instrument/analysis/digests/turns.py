@@ -29,7 +29,7 @@ def sum_by_number(parts: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         parts: Place, request_id, attempt, turn, kind (its number in `KINDS`), event, times, tokens, version
-            and verifications of each part.
+            and verifications of each part, and whether it is `unended`.
     """
     parts = _numbered(parts.filter(pl.col("request_id").is_not_null()))
     logged = _summed(_joined(parts))
@@ -122,6 +122,7 @@ def _summed(parts: pl.DataFrame) -> pl.DataFrame:
             response_tokens=pl.col("response_tokens").filter(_CALLS).max(),
             weight_version=pl.col("weight_version").filter(_CALLS).max(),
             verifications=pl.col("verifications").filter(_CALLS).max(),
+            unended=pl.col("unended").any(),
             called=_CALLS.any(),
         )
         .sort(_TURN)
@@ -148,6 +149,7 @@ def turns_of(logged: pl.DataFrame) -> pl.DataFrame:
             response_tokens=pl.col("response_tokens").max(),
             weight_version=pl.col("weight_version").max(),
             verifications=pl.col("verifications").max(),
+            unended=pl.col("unended").any(),
         )
         .drop_nulls("turn")
     )

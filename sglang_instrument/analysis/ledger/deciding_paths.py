@@ -11,7 +11,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
-from sglang_instrument.analysis.ledger.intervals import clipped, one_at_a_time, sec_between
+from sglang_instrument.analysis.ledger.intervals import clipped, one_at_a_time, sec_between, without
 from sglang_instrument.analysis.run.clocks import clock_table, numbered_barriers
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 
@@ -178,12 +178,12 @@ class Paths:
         ahead = pl.col("ahead_us")
         path = path.select(
             *STEP_OF_WORKER,
-            *("request_id", "event", "begin_us", "stop_us", "blocked_sec"),
+            *("source", "request_id", "event", "begin_us", "stop_us", "blocked_sec"),
             part=_part(),
             from_us=pl.col("start_us") - ahead,
             to_us=pl.col("end_us") - ahead,
         )
-        path = one_at_a_time(_blocked_apart(path), STEP_OF_WORKER)
+        path = _known_first(_blocked_apart(path))
         path = clipped(path, "begin_us", "stop_us")
         if self.call_times is not None:
             known = self.aligned.select(*STEP_OF_WORKER, "ahead_us")
@@ -266,6 +266,22 @@ def step_windows(run: Digest | Paths) -> pl.DataFrame:
         begin_us to next_us; overlap_sec: how long the next step had been going on before this was done.
     """
     return Paths.of(run).windows
+
+
+def _known_first(pieces: pl.DataFrame) -> pl.DataFrame:
+    """Remove overlaps as `one_at_a_time` does; what any process of a worker did is no unaccounted time of it.
+
+    A program waits for the children that it starts for its rewards.
+    """
+    is_known = pl.col("part") != "unaccounted"
+    several = pieces.group_by(STEP_OF_WORKER).agg(pl.col("source").n_unique()).filter(pl.col("source") > 1)
+    shared = pieces.join(several.select(STEP_OF_WORKER), on=STEP_OF_WORKER, how="semi")
+    if shared.is_empty():
+        return one_at_a_time(pieces, STEP_OF_WORKER)
+    alone = pieces.join(several.select(STEP_OF_WORKER), on=STEP_OF_WORKER, how="anti")
+    known = one_at_a_time(shared.filter(is_known), STEP_OF_WORKER)
+    others = one_at_a_time(shared.filter(~is_known), STEP_OF_WORKER)
+    return pl.concat([one_at_a_time(alone, STEP_OF_WORKER), known, without(others, known, STEP_OF_WORKER)])
 
 
 def _microseconds(column: str) -> pl.Expr:

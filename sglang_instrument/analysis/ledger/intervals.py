@@ -28,3 +28,17 @@ def clipped(pieces: pl.DataFrame, begin: str, end: str) -> pl.DataFrame:
     return pieces.filter(pl.col("to_us") > pl.col("from_us")).with_columns(
         sec=sec_between("from_us", "to_us")
     )
+
+
+def without(pieces: pl.DataFrame, covered: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    """Return what of each piece no covered one has. Within a table, none may overlap."""
+    ends = [table.select(*key, at_us=name) for table in (pieces, covered) for name in ("from_us", "to_us")]
+    parts = pl.concat(ends).unique().sort("at_us")
+    parts = parts.with_columns(until_us=pl.col("at_us").shift(-1).over(key)).drop_nulls("until_us")
+    ahead = covered.select(*key, at_us="from_us", covered_us="to_us").sort("at_us")
+    begun = pieces.with_columns(at_us="from_us").sort("at_us")
+    parts = parts.join_asof(ahead, on="at_us", by=key, check_sortedness=False)
+    parts = parts.join_asof(begun, on="at_us", by=key, check_sortedness=False)
+    is_free = (pl.col("covered_us") <= pl.col("at_us")).fill_null(True)
+    parts = parts.filter(is_free & (pl.col("until_us") <= pl.col("to_us")))
+    return parts.with_columns(from_us="at_us", to_us="until_us").select(pieces.columns)

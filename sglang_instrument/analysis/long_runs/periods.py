@@ -8,6 +8,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.steps import STEP, step_table
 from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger, worker_ledger
 from sglang_instrument.analysis.reading.files import File, run_begins
+from sglang_instrument.analysis.reading.last_open import UNENDED
 from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
 from sglang_instrument.analysis.run.losses import left_out_by_file
 from sglang_instrument.analysis.run.opening import Run
@@ -120,7 +121,7 @@ def step_rows(run: Run, paths: Paths) -> pl.DataFrame:
 
 def _losses(run: Run) -> Iterator[pl.DataFrame]:
     """Yield failed requests, steps without an end, and dropped records by step."""
-    failed = run.digest.of_workers().requests.filter(pl.col("error").is_not_null())
+    failed = run.digest.of_workers().requests.filter(pl.col("error") != UNENDED)
     yield failed.group_by(STEP).agg(failed=pl.len())
     of_step = {"step": pl.Int64, "validate": pl.Boolean}
     unended = {(step, validate) for step, validate, _ in run.health.unclosed}

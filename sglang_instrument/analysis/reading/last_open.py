@@ -16,7 +16,7 @@ import msgspec
 
 from sglang_instrument.analysis.reading.files import Control, File, ended_paths, newest_run_filter
 from sglang_instrument.analysis.reading.liveness import Process
-from sglang_instrument.analysis.reading.records.fields import ControlFields, RequestIds, all_typed
+from sglang_instrument.analysis.reading.records.fields import ControlFields
 from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.schema import (
     LOG_CLOSED,
@@ -33,6 +33,14 @@ from sglang_instrument.schema import (
 UNENDED: Final = "unended"
 
 
+class Said(NamedTuple):
+    """What a file says last of what is open, and when."""
+
+    file: File
+    spans: list[dict[str, Any]]
+    at_us: int
+
+
 class Ended(NamedTuple):
     """A process that ended with spans open, and its last report of them, with its time."""
 
@@ -40,67 +48,6 @@ class Ended(NamedTuple):
     pid: int
     spans: list[dict[str, Any]]
     at_us: int
-
-
-class LastReport:
-    """Keeps the last `open_now` of a process while its file is read, and drops what ended after it.
-
-    Args:
-        opened: The last `log_opened` before the first line that is read.
-    """
-
-    def __init__(self, opened: Control | None = None) -> None:
-        self._report: Control | None = None
-        self._later: list[Sequence[Line]] = []
-        self._pid: int | None = None if opened is None else opened.extra.pid
-
-    def follow(self, lines: Sequence[Line]) -> None:
-        """Take records that came after the last report."""
-        if self._report is not None and lines:
-            self._later.append(lines)
-
-    def meet(self, control: Control) -> Control | None:
-        """Take a control record; if it shows that a process has ended, return its last report."""
-        if control.event == LOG_OPENED:
-            pid, self._pid = self._pid, control.extra.pid
-            return None if pid == self._pid else self.end()
-        if control.event == OPEN_NOW:
-            self._report, self._later = control, []
-        elif control.event in (STEP_CLOSED, LOG_CLOSED):
-            self._report, self._later = None, []
-        return None
-
-    def end(self) -> Control | None:
-        """Return the last report of the process, without the requests and spans that ended after it."""
-        report, self._report = self._report, None
-        later, self._later = self._later, []
-        named = [] if report is None or not isinstance(report.extra.oldest, list) else report.extra.oldest
-        events = _later_events(later) if named else {}
-        named = [span for span in named if isinstance(span, dict) and _is_open(span, events)]
-        if report is None or not named:
-            return None
-        report.extra.oldest = named
-        return report
-
-
-def _later_events(later: list[Sequence[Line]]) -> dict[str | int | None, set[str]]:
-    """Return the events of later records by request."""
-    events: dict[str | int | None, set[str]] = {}
-    for lines in later:
-        all_fields = all_typed([line.extra for line in lines], RequestIds)
-        for line, fields in zip(lines, all_fields, strict=True):
-            events.setdefault(fields.request_id, set()).add(line.event)
-    return events
-
-
-def _is_open(named: dict[str, Any], events: dict[str | int | None, set[str]]) -> bool:
-    """Return whether neither this span nor its request has a later record."""
-    event, request_id = named.get("event"), named.get("request_id")
-    age_sec = named.get("age_sec")
-    if request_id is None or type(event) is not str or not isinstance(age_sec, (int, float)):
-        return False
-    later = events.get(request_id, ()) if isinstance(request_id, (str, int)) else ()
-    return not any(name == event or kind_of(name).phase == "request" for name in later)
 
 
 def open_at_their_end(files: Sequence[File], gone: Collection[Process]) -> list[Ended]:
@@ -138,7 +85,7 @@ def last_open_reports(files: Sequence[File]) -> list[tuple[File, Control]]:
     return last
 
 
-def last_said(files: Sequence[File]) -> list[tuple[File, list[dict[str, Any]]]]:
+def last_said(files: Sequence[File]) -> list[Said]:
     """Return what each file says last of what is open, where its step, or its log, was not closed."""
     counts, ended = newest_run_filter(files), ended_paths(files)
     said = []
@@ -147,8 +94,8 @@ def last_said(files: Sequence[File]) -> list[tuple[File, list[dict[str, Any]]]]:
         for control in file.controls if file.path not in ended else ():
             if counts(file, control.run_id):
                 reports.take(control)
-        said.append((file, reports.spans()))
-    return [(file, spans) for file, spans in said if spans]
+        said.append(Said(file, reports.spans(), reports.at_us))
+    return [last for last in said if last.spans]
 
 
 @dataclass
@@ -174,10 +121,10 @@ class _LastReports:
 
     def spans(self) -> list[dict[str, Any]]:
         """Return what was open by both reports, each span once."""
-        old = _dicts([] if self.old is None else self.old.extra.spans)
-        now = _dicts([] if self.now is None else self.now.extra.oldest)
+        old = dicts_in([] if self.old is None else self.old.extra.spans)
+        now = dicts_in([] if self.now is None else self.now.extra.oldest)
         if self.old is None or self.now is None or self.now.time_us <= self.old.time_us:
-            return old or [_as_span(named) for named in now]
+            return old or [innermost_span(named) for named in now]
         later_sec = (self.now.time_us - self.old.time_us) / 1e6
         counts = self.now.extra.open if isinstance(self.now.extra.open, dict) else {}
         still = [
@@ -186,15 +133,16 @@ class _LastReports:
             if counts.get(str(span.get("event")))
         ]
         known = {(span.get("event"), span.get("request_id")) for span in still}
-        others = [_as_span(named) for named in now]
+        others = [innermost_span(named) for named in now]
         return [*still, *(span for span in others if (span["event"], span.get("request_id")) not in known)]
 
 
-def _dicts(values: Any) -> list[dict[str, Any]]:
+def dicts_in(values: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list; [] if it is none."""
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-def _as_span(named: dict[str, Any]) -> dict[str, Any]:
+def innermost_span(named: dict[str, Any]) -> dict[str, Any]:
     """Return the innermost span of a request that an `open_now` names, as `open_spans` does."""
     span: dict[str, Any] = {
         key: named[key] for key in ("event", "tool", "request_id", "turn") if key in named
@@ -250,17 +198,20 @@ def spoken(span: dict[str, Any]) -> str:
 
 
 def unended_lines(report: ControlFields, at_us: int) -> list[Line]:
-    """Return a record of each request that an `open_now` names, and of the span in which it was.
+    """Return a record of each request that an `open_now` names, of the span in which it was, and of barriers.
 
     Args:
-        report: The fields of the record, without what ended after it.
+        report: The fields of the record, without what ended after it; `spans`: the barriers that are open.
         at_us: When it was written.
     """
     stamp = datetime.fromtimestamp(at_us / 1e6, timezone.utc).isoformat(timespec="microseconds")
     phases = report.phases if isinstance(report.phases, dict) else {}
     opened = report.open if isinstance(report.open, dict) else {}
     request_event = next((event for event in opened if _phase(event, phases) == "request"), None)
-    lines = []
+    lines = [
+        _line(stamp, at_us, str(span.get("event")), phases, {}, span.get("age_sec"))
+        for span in dicts_in(report.spans)
+    ]
     for named in report.oldest if isinstance(report.oldest, list) else []:
         if not isinstance(named, dict) or named.get("request_id") is None:
             continue
@@ -282,8 +233,12 @@ def _line(
     if not isinstance(age_sec, (int, float)) or not 0 <= age_sec < 1e9:
         return None
     is_request = _phase(event, phases) == "request"
-    request_id, turn, tool = named["request_id"], named.get("turn"), named.get("tool")
-    fields = {"request_id": request_id if isinstance(request_id, (str, int)) else str(request_id)}
+    request_id, turn, tool = named.get("request_id"), named.get("turn"), named.get("tool")
+    fields = (
+        {}
+        if request_id is None
+        else {"request_id": request_id if isinstance(request_id, (str, int)) else str(request_id)}
+    )
     if not is_request and isinstance(turn, int):
         fields["turn"] = turn
     if not is_request and tool is not None:

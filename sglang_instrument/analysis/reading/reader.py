@@ -14,7 +14,8 @@ from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns
 from sglang_instrument.analysis.reading.files import TRACKED, Control, File, Range
 from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS, Place
-from sglang_instrument.analysis.reading.last_open import LastReport, unended_lines
+from sglang_instrument.analysis.reading.last_open import unended_lines
+from sglang_instrument.analysis.reading.last_report import LastReport
 from sglang_instrument.analysis.reading.records.fields import (
     ControlFields,
     drop_invalid_spans,

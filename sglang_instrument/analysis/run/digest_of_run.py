@@ -14,6 +14,7 @@ from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
+from sglang_instrument.analysis.run.unended import with_unended
 from sglang_instrument.analysis.store.after_answer import write_after_answer
 from sglang_instrument.analysis.store.homes import is_worthwhile
 from sglang_instrument.analysis.store.parts import VERSION
@@ -100,7 +101,8 @@ def only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
     ]
     of_newest = digest.filter(~pl.col("source").is_in(left_out)) if left_out else digest
     requests = only_certain(of_newest.requests, files)
-    return replace(of_newest, steps=_with_launches(files, of_newest.steps), requests=requests)
+    certain = replace(of_newest, steps=_with_launches(files, of_newest.steps), requests=requests)
+    return with_unended(files, certain)
 
 
 def _with_launches(files: Sequence[File], steps: pl.DataFrame) -> pl.DataFrame:

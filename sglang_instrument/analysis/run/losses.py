@@ -9,15 +9,15 @@ from sglang_instrument.analysis.reading.files import (
     File,
     RunFiles,
     controls_of,
-    ended_paths,
     newest_run_filter,
     newest_runs,
     run_begins,
 )
 from sglang_instrument.analysis.reading.launches import at_once
 from sglang_instrument.analysis.run.health import Health
-from sglang_instrument.analysis.run.outside import paths_outside_steps, unbound_paths
+from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.analysis.run.pruned import day_of
+from sglang_instrument.analysis.run.unended import unclosed_files
 from sglang_instrument.schema import LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
 
 
@@ -175,10 +175,5 @@ def used_runs(files: Sequence[File]) -> list[str]:
 
 
 def _unclosed(files: Sequence[File]) -> list[tuple[int, bool, int]]:
-    whole = ended_paths(files) | unbound_paths(files)
-    opened = {file.path: file.place for file, _ in controls_of(files, LOG_OPENED)}
-    return [
-        (place.step, place.validate, place.worker)
-        for path, place in opened.items()
-        if path not in whole and place is not None and place.role == "worker" and place.step is not None
-    ]
+    places = [place for _, place in unclosed_files(files)]
+    return [(place.step, place.validate, place.worker) for place in places if place.step is not None]

@@ -199,6 +199,7 @@ def _shown(opened: Run, row: dict[str, Any]) -> _Shown:
     from sglang_instrument.analysis.answers.engine_calls import reported_calls
     from sglang_instrument.analysis.answers.join import calls_of_request
     from sglang_instrument.analysis.answers.requests import waterfall
+    from sglang_instrument.analysis.answers.unfinished import spans_of_request
     from sglang_instrument.analysis.digests.record_attempts import attempts_of
     from sglang_instrument.analysis.reading.all_fields import with_texts
     from sglang_instrument.analysis.timing.nesting import nest
@@ -206,7 +207,8 @@ def _shown(opened: Run, row: dict[str, Any]) -> _Shown:
     records = with_texts(opened.read_records(row["step"], row["worker"], row["validate"], texts=True))
     records = records.with_columns(attempts_of(records))
     instants = records.filter(pl.col("duration_sec").is_null())
-    events = waterfall(nest(records), row["request_id"], instants, row["attempt"])
+    opened_spans = spans_of_request(opened, row)
+    events = waterfall(nest(records), row["request_id"], instants, row["attempt"], opened_spans)
     tables = (
         with_fields(events.to_dicts()),
         reported_calls(opened, row).to_dicts(),

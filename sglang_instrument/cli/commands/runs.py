@@ -166,12 +166,12 @@ def _of_log(opened: Run) -> tuple[str | None, int, int | None, int]:
 
 
 def _of_steps(opened: Run) -> tuple[int, int, float | None, float | None]:
-    """Return the number of steps and of workers, the median time of a step, and the slowdown."""
+    """Return the number of steps and of workers, the median time of a step that ended, and the slowdown."""
     from sglang_instrument.analysis.answers.steps import step_table
 
-    took = step_table(opened.digest).filter(validate=False)["duration_sec"].to_list()
-    known = [sec for sec in took if sec is not None]
-    return len(took), len(opened.workers), median(known) if known else None, slowdown_of(known)
+    steps = step_table(opened.digest).filter(validate=False)
+    ended = steps.filter(~steps["unended"].fill_null(value=False))["duration_sec"].drop_nulls().to_list()
+    return len(steps), len(opened.workers), median(ended) if ended else None, slowdown_of(ended)
 
 
 def slowdown_of(took: Sequence[float]) -> float | None:

@@ -333,10 +333,12 @@ def _slowest_and_newest(steps: list[_Row]) -> list[_Row]:
 
 def _slowest(steps: list[_Row]) -> str:
     slowest = max(steps, key=lambda row: float(row["duration_sec"]))
-    step, took = slowest["step"], duration(slowest["duration_sec"])
+    step = slowest["step"]
+    took = duration(slowest["duration_sec"]) + (" so far (unended)" if slowest["unended"] else "")
     times = slowest["duration_sec"] / statistics.median(row["duration_sec"] for row in steps)
-    shown = f"--step {step} shows its workers and parts"
-    return f"slowest: step {step}, {took}, {times:.1f} x the median; {shown}"
+    return (
+        f"slowest: step {step}, {took}, {times:.1f} x the median; --step {step} shows its workers and parts"
+    )
 
 
 def _unaccounted(spent: dict[int, dict[str, float]]) -> str:

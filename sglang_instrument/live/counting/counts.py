@@ -14,6 +14,7 @@ from sglang_instrument.live.counting.endings import Endings
 from sglang_instrument.live.counting.endings import StepKey as StepKey
 from sglang_instrument.live.counting.engine_calls import MOVES, TAKING_BACK, CallIds, EngineCalls
 from sglang_instrument.live.counting.gauges import SchedulerGauges
+from sglang_instrument.live.counting.longest import Longest, longest_of
 from sglang_instrument.live.counting.parts import (
     EventCount,
     RequestBudget,
@@ -120,18 +121,19 @@ class Counts:
         begun = {key: min(part.begun_us for part in parts.values()) for key, parts in self.steps.items()}
         return sorted(begun, key=lambda key: begun[key])
 
-    def longest_sec(self) -> dict[str, float]:
-        """Return the longest span of each phase that ended."""
-        longest: dict[str, float] = {}
+    def longest_sec(self) -> dict[str, list[float]]:
+        """Return the longest spans of each phase that ended, ascending; phases without any are left out."""
+        counted: dict[str, list[tuple[int, Longest]]] = {}
         for process in self.processes.values():
             for seen in process.events.values():
-                longest[seen.phase] = max(longest.get(seen.phase, 0.0), seen.longest_sec)
-        return longest
+                if seen.longest.spans_sec:
+                    counted.setdefault(seen.phase, []).append((seen.count, seen.longest))
+        return {phase: longest_of(of_phase) for phase, of_phase in counted.items()}
 
     def longest_of(self, event: str) -> float:
         """Return the longest span of an event that ended, in any process."""
         counts = (process.events.get(event) for process in self.processes.values())
-        return max((count.longest_sec for count in counts if count is not None), default=0.0)
+        return max((count.longest.longest_sec for count in counts if count is not None), default=0.0)
 
     def _writer(self, file: TailedFile) -> _LogWriter:
         writer = file.owner
@@ -182,8 +184,8 @@ class Counts:
             sec = line.duration_sec
             if sec is not None:
                 seen.sec += sec
-                if sec > seen.longest_sec:
-                    seen.longest_sec = sec
+                if sec > seen.longest.least_sec:
+                    seen.longest.note(sec)
             if seen.is_of_engine:
                 self._note_engine(process, place, line)
             if seen.is_noted and part is not None:

@@ -1,6 +1,6 @@
 """Tell which processes of a run are alive, as far as this host can tell."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,19 @@ class Liveness:
         folder: The run's folder.
         alive: By name: whether it is alive; None if it runs on another host.
         pids: By name: the id of each that is alive on this host.
+        killed: The programs of this host that are gone and did not close their logs. Those that Ray or
+            another program started are not among them: these are ended by a kill as a rule.
     """
 
     folder: Path
     alive: dict[str, bool | None] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
+    killed: set[str] = field(default_factory=set)
     _facts: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
 
     def look(self, runs: Collection[str]) -> None:
         """Look at the processes of these runs again."""
-        self.alive, self.pids = {}, {}
+        self.alive, self.pids, self.killed = {}, {}, set()
         try:
             paths = sorted((self.folder / "processes").glob("*.json"))
         except OSError:
@@ -38,6 +41,13 @@ class Liveness:
                 alive = self.alive[path.stem] = is_alive(self.folder, path.stem, facts)
                 if alive:
                     self.pids[path.stem] = facts["pid"]
+                elif alive is False and _is_program(facts) and self._is_unclosed(path):
+                    self.killed.add(path.stem)
+
+    def _is_unclosed(self, path: Path) -> bool:
+        """Return whether a process that is gone did not close its log; it may have done so just now."""
+        facts = self._read(path)
+        return facts is not None and facts["log_closed"] is False
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         """Return what a process says of itself; a thousand of them change rarely."""
@@ -52,4 +62,9 @@ class Liveness:
         return known[1]
 
 
-_NEEDED = ("run_id", "host", "pid", "log_closed")
+_NEEDED = ("run_id", "host", "pid", "log_closed", "driver", "actor")
+
+
+def _is_program(facts: Mapping[str, Any]) -> bool:
+    """Return whether no other process of the run started this one."""
+    return facts["actor"] is None and facts["driver"] == f"{facts['host']}:{facts['pid']}"

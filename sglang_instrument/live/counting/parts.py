@@ -1,6 +1,6 @@
 """Keep what is known of one worker's part of a step while it goes on: its requests, and what is open."""
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,6 +12,7 @@ from sglang_instrument.analysis.reading.records.fields import ColumnFields, Cont
 from sglang_instrument.analysis.reading.records.lines import Line
 from sglang_instrument.analysis.reading.times import epoch_us
 from sglang_instrument.live.counting.engine_calls import MOVES, TAKING_BACK
+from sglang_instrument.live.counting.longest import Longest
 from sglang_instrument.schema import LOOP_BLOCK, SCHEDULER_GAUGES, kind_of
 
 _MOST_REQUESTS: Final = 150_000  # of all parts that are known one by one; all are counted
@@ -27,13 +28,13 @@ SpanKey = tuple[str, str | None, int | None]
 
 
 class EventCount:
-    """How often an event of a process ended, for how long in all, and the longest."""
+    """How often an event of a process ended, for how long in all, and the longest ones."""
 
-    __slots__ = ("count", "event", "is_noted", "is_of_engine", "longest_sec", "phase", "sec")
+    __slots__ = ("count", "event", "is_noted", "is_of_engine", "longest", "phase", "sec")
 
     def __init__(self, event: str, phase: str | None) -> None:
         self.event, self.phase = event, phase or kind_of(event).phase
-        self.count, self.sec, self.longest_sec = 0, 0.0, 0.0
+        self.count, self.sec, self.longest = 0, 0.0, Longest()
         self.is_noted = self.phase in NOTED or event == LOOP_BLOCK
         self.is_of_engine = event in MOVES or event in TAKING_BACK or event == SCHEDULER_GAUGES
 
@@ -136,7 +137,7 @@ class WorkerPart:
         open_now: What was open when the worker last said so; None if it never did.
         reported: Spans that the watchdog reported, and that have not ended since.
         block: The block of its event loop, while it lasts.
-        longest_sec: The longest span of each event that ended, and of each `call_of` a tool.
+        longest: The longest spans of each event that ended, and of each `call_of` a tool.
     """
 
     begun_us: int
@@ -152,7 +153,7 @@ class WorkerPart:
     reported: dict[SpanKey, ReportedSpan] = field(default_factory=dict)
     block: OpenBlock | None = None
     rate: deque[tuple[int, int]] = field(default_factory=deque)
-    longest_sec: dict[str, float] = field(default_factory=dict)
+    longest: defaultdict[str, Longest] = field(default_factory=lambda: defaultdict(Longest))
 
     def note(self, seen: EventCount, line: Line, fields: ColumnFields, counts_tokens: bool) -> int:
         """Take in a record of one of the phases `NOTED`; return its tokens, if they are to be counted."""
@@ -165,7 +166,7 @@ class WorkerPart:
             self.reported.pop((line.event, request_id, turn), None)
         if line.duration_sec is not None:
             self._lasted(line.event, line.duration_sec)
-            if fields.tool is not None and len(self.longest_sec) < _MOST_CALLS:
+            if fields.tool is not None and len(self.longest) < _MOST_CALLS:
                 self._lasted(call_of(line.event, fields.tool), line.duration_sec)
         if phase == "barrier" and self.open_now is not None:
             self.open_now.barriers_ended += 1
@@ -187,8 +188,7 @@ class WorkerPart:
         return self._tokens(request, fields, line) if counts_tokens else 0
 
     def _lasted(self, name: str, sec: float) -> None:
-        if sec > self.longest_sec.get(name, 0.0):
-            self.longest_sec[name] = sec
+        self.longest[name].add(sec)
 
     def _begun(self, request_id: str, line: Line) -> Request:
         request = Request(start_us(line))

@@ -89,12 +89,12 @@ class PastStep:
     Attributes:
         requests: Its requests. Those that are open, such as aborted ones, teach nothing.
         end_sec: When the step ended, in seconds after its begin.
-        longest_sec: The longest span of each event that ended in it.
+        longest_sec: The longest spans of each event that ended in it: a few, in any order.
     """
 
     requests: Requests
     end_sec: float
-    longest_sec: Mapping[str, float] = field(default_factory=dict)
+    longest_sec: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def after_sec(self) -> float:
@@ -116,11 +116,11 @@ class StepSoFar:
         expected: How many requests it will have; None if that is not known.
         open_events: What open requests, by their places in `requests`, are in: the event, and since when it
             has been open, in seconds.
-        longest_sec: The longest span of each event that ended in this step.
+        longest_sec: The longest spans of each event that ended in this step.
     """
 
     age_sec: float
     requests: Requests
     expected: int | None = None
     open_events: Mapping[int, tuple[str, float]] = field(default_factory=dict)
-    longest_sec: Mapping[str, float] = field(default_factory=dict)
+    longest_sec: Mapping[str, Sequence[float]] = field(default_factory=dict)

@@ -39,21 +39,28 @@ def _is_missed(key: WorkerKey, now: Now) -> bool:
 
 
 def deaths(now: Now, step: StepKey | None) -> Iterator[Problem]:
-    """Yield the processes that died; where a run ended as a whole, only if it did so in a step."""
+    """Yield the processes that died.
+
+    Where a run ended as a whole, only those that did so in a step, and programs that were killed.
+    """
     parts = now.counts.steps.get(step, {}) if step is not None else {}
     dead = {
         key: process
         for key, process in now.counts.processes.items()
         if is_dead(key, process, parts.get(key), now)
     }
-    in_step = {key: process for key, process in dead.items() if key in parts and not parts[key].is_closed}
-    named = in_step if now.is_over else dead
+    certain = {
+        key: process
+        for key, process in dead.items()
+        if (key in parts and not parts[key].is_closed) or not process.stems.isdisjoint(now.killed)
+    }
+    named = certain if now.is_over else dead
     if now.is_over and not named:
         unclosed = {key: part for key, part in parts.items() if key[0] == "worker" and not part.is_closed}
         named = {key: now.counts.processes[key] for key in unclosed}
     if len(named) > _NAMED:
         silent_sec = max(now.now - process.last_at for process in named.values())
-        sentence = f"{len(named)} processes ended in the middle of the step: {_names(named)}"
+        sentence = f"{len(named)} processes ended and did not close their logs: {_names(named)}"
         yield Problem("death", now.since_us(silent_sec), None, step and step[0], sentence)
         return
     for key, process in named.items():

@@ -1,12 +1,13 @@
 """What is looked at, and when: the input of all that finds problems."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 from sglang_instrument.live.counting.counts import Counts, Process, StepKey, WorkerKey
 from sglang_instrument.live.counting.parts import OpenReport, WorkerPart
+from sglang_instrument.live.forecasting.hanging import limit_sec
 from sglang_instrument.live.outside.views import View
 from sglang_instrument.live.problems.problem import Problem, ProblemKind
 from sglang_instrument.schema import kind_of
@@ -33,6 +34,7 @@ class Now:
         at_us: The same moment, Unix epoch in microseconds.
         alive: By name of the process: whether it is alive; None where this host cannot tell.
         is_over: Whether no process of the run writes any more.
+        killed: The names of programs that are gone and did not close their logs.
         views: By name of the process: what this host sees of those that are silent.
     """
 
@@ -41,11 +43,16 @@ class Now:
     at_us: int
     alive: Mapping[str, bool | None]
     is_over: bool = False
+    killed: Collection[str] = ()
     views: Mapping[str, View] = field(default_factory=dict)
 
     @cached_property
     def longest_sec(self) -> dict[str, float]:
         """The longest span of each phase that ended."""
+        return {phase: spans_sec[-1] for phase, spans_sec in self._longest_spans.items()}
+
+    @cached_property
+    def _longest_spans(self) -> dict[str, list[float]]:
         return self.counts.longest_sec()
 
     @cached_property
@@ -55,12 +62,13 @@ class Now:
 
     @cached_property
     def limits_sec(self) -> dict[str, float]:
-        """How long a span of each phase may be open before it hangs."""
+        """How long a span of each phase may be open before it hangs; the longer, the more they differ."""
         limits = {}
         for phase in HANGING_PHASES:
             usual = self.longest_sec.get(phase, 0.0)
             is_known = usual > 0 and (self.has_past or phase not in _GROWING_PHASES)
-            limits[phase] = max(TIMES * usual, 0.0 if is_known else _UNKNOWN_SEC)
+            unusual_sec = limit_sec([self._longest_spans[phase]]) if usual else 0.0
+            limits[phase] = max(TIMES * usual, unusual_sec, 0.0 if is_known else _UNKNOWN_SEC)
         return limits
 
     @cached_property

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.answers.engine_calls import reported_calls
 from sglang_instrument.analysis.answers.requests import request_table, waterfall
+from sglang_instrument.analysis.answers.unfinished import spans_of_request
 from sglang_instrument.analysis.digests.record_attempts import attempts_of
 from sglang_instrument.analysis.reading.all_fields import with_texts
 from sglang_instrument.analysis.timing.nesting import nest
@@ -35,7 +36,8 @@ def slowest_requests(run: Run) -> list[dict[str, Any]]:
         if place not in spans:
             records = run.read_records(row["step"], row["worker"], validate=False, texts=True)
             spans[place] = nest(with_texts(records).with_columns(attempts_of(records)))
-        events = waterfall(spans[place], row["request_id"], attempt=row["attempt"])
+        opened = spans_of_request(run, row)
+        events = waterfall(spans[place], row["request_id"], attempt=row["attempt"], still_open=opened)
         rows.append(
             {
                 **row,

@@ -10,10 +10,10 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.analysis.answers.round_trips import of_worker
+from sglang_instrument.analysis.answers.unfinished import open_spans
 from sglang_instrument.analysis.reading.all_fields import with_texts
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.report.event_fields import with_words
-from sglang_instrument.report.html.still_open import open_spans
 from sglang_instrument.report.palette import COLOURED, PART_OF_EVENT
 
 if TYPE_CHECKING:

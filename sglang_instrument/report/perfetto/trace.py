@@ -11,12 +11,12 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks
 from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.answers.unfinished import open_spans
 from sglang_instrument.analysis.reading.all_fields import TEXT_COLUMNS, with_texts
 from sglang_instrument.analysis.reading.files import File, RunFiles
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.timing.lanes import ROUNDING_US, WRITING_US
 from sglang_instrument.analysis.timing.nesting import nest
-from sglang_instrument.report.html.still_open import open_spans
 from sglang_instrument.report.perfetto.annotations import annotated
 from sglang_instrument.report.perfetto.gauges import gauges, gpu_gauges
 from sglang_instrument.report.perfetto.lag import lags
@@ -216,14 +216,18 @@ class _RunWriter:
         ]
         for number, span in enumerate(never_ended):
             offset = self._offset("worker", span.worker)
-            facts = {"open": "last reported at the end", "request_id": span.request_id, "at": span.place}
+            facts = {
+                "unended": "lasts until its last report",
+                "request_id": span.request_id,
+                "at": span.place,
+            }
             values: dict[str, Value] = {key: value for key, value in facts.items() if value is not None}
             begun, seen = span.begun_us * 1000 - offset, span.seen_us * 1000 - offset
             piece = Slice(begun, seen, span.event, span.phase, values, number, parent=None)
             by_worker.setdefault(span.worker, []).append(piece)
         for worker, slices in by_worker.items():
             process = self._process("worker", worker)
-            track = self._track(process, ("open", worker), "never ended", 1)
+            track = self._track(process, ("open", worker), "unended", 1)
             write_lanes(self._packets, track, assign_lanes(slices))
             self._widen([at_ns for piece in slices for at_ns in (piece.start_ns, piece.end_ns)])
             self.written.open += len(slices)

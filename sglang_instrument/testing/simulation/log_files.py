@@ -19,6 +19,7 @@ from sglang_instrument.testing.simulation.timeline import NEVER, Happened
 
 EPOCH_US: Final = int(datetime(2026, 1, 5, 8, tzinfo=timezone.utc).timestamp()) * 1_000_000
 _UTC: Final = "+00:00"
+_REQUEST: Final = "async_rollout_request_complete"
 
 
 class LogFile:
@@ -41,8 +42,8 @@ class LogFile:
         else:
             last = records[-1].end if records else begin
             for age in (30, 60, 120):
-                stuck = [self._stuck("total_step_duration", age + last - begin)]
-                stuck += [self._stuck("barrier_wait_duration" if waits else "tool_execution", age)]
+                stuck = [_stuck("total_step_duration", age + last - begin)]
+                stuck += [_stuck("barrier_wait_duration", age)] if waits else _in_tool(records, age, last)
                 extra = {"open": len(stuck), "spans": stuck}
                 lines.append(self.control(OPEN_SPANS, last + age, extra))
         return msgspec.json.Encoder().encode_lines(lines)
@@ -57,9 +58,6 @@ class LogFile:
         duration_sec = None if record.instant else round(record.end - record.start, 9)
         stamp = self._timestamp(record.end).removesuffix(_UTC)
         return LogLine(stamp, record.event, duration_sec, record.extra, self._rank, self._step)
-
-    def _stuck(self, event: str, age_sec: float) -> dict[str, Any]:
-        return {"event": event, "age_sec": round(age_sec, 3), "stack": []}
 
     def opening(self, begin: float) -> dict[str, Any]:
         """Return the fields of the header."""
@@ -99,6 +97,25 @@ class LogFile:
             self._second = second
             self._prefix = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.")
         return f"{self._prefix}{microsecond:06d}{_UTC}"
+
+
+def _stuck(event: str, age_sec: float, **ids: Any) -> dict[str, Any]:
+    return {"event": event, **ids, "age_sec": round(age_sec, 3), "stack": []}
+
+
+def _in_tool(records: list[Happened], age_sec: float, last: float) -> list[dict[str, Any]]:
+    """Return what is open where the tool of the one request that did not end has such an age."""
+    begun: dict[str, float] = {}
+    for record in records:
+        request_id = (record.extra or {}).get("request_id")
+        if request_id is not None and record.event == _REQUEST:
+            begun.pop(request_id, None)
+        elif request_id is not None:
+            begun.setdefault(request_id, record.start)
+    requests = [
+        _stuck(_REQUEST, age_sec + last - start, request_id=request_id) for request_id, start in begun.items()
+    ]
+    return [*requests, *(_stuck("tool_execution", age_sec, request_id=name, turn=0) for name in begun)]
 
 
 def _in_order(happened: list[Happened]) -> list[Happened]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.shared import UNENDED_COUNT
 from sglang_instrument.analysis.tables.table import Table
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ DURATIONS: Final = Table(
         Column("step", "the training step", "id", terminal=False),
         Column("worker", "with --step: the rank of the worker", "id", terminal=False, optional=True),
         Column("requests", "how many", "count"),
+        UNENDED_COUNT,
         Column("mean_sec", "mean duration", "time", gives_way=1),
         Column("p50_sec", "half of the requests take at most this long", "time"),
         Column("p90_sec", "90 % of the requests take at most this long", "time"),

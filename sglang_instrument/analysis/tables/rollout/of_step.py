@@ -15,7 +15,7 @@ INTERVAL: Final = Column(
     terminal=False,
 )
 REQUESTS: Final = (
-    Column("requests", "how many ended", "count", gives_way=5),
+    Column("requests", "how many; one that did not end counts with its time so far", "count", gives_way=5),
     Column(
         "response_tokens",
         "tokens that the model wrote; null if not logged",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sglang_instrument.analysis.tables.column import Column
-from sglang_instrument.analysis.tables.shared import OF_ATTEMPT
+from sglang_instrument.analysis.tables.shared import OF_ATTEMPT, UNENDED
 from sglang_instrument.analysis.tables.table import Table
 
 
@@ -24,6 +24,7 @@ REQUEST_EVENTS: Final = Table(
         Column("turn", "the turn that it belongs to", "ordinal", gives_way=3),
         Column("start_sec", "its begin, after the begin of the request", "fine time"),
         Column("duration_sec", "its duration; null for instant events", "fine time", former_title="time"),
+        UNENDED,
         Column(
             "without_nested_sec",
             "the same without the events below it",

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.analysis.tables.from_fields import REQUEST, with_logged_fields
-from sglang_instrument.analysis.tables.shared import ATTEMPT, END, FIELDS, START, STEP, VALIDATE, WORKER
+from sglang_instrument.analysis.tables.shared import (
+    ATTEMPT,
+    END,
+    FIELDS,
+    START,
+    STEP,
+    UNENDED,
+    VALIDATE,
+    WORKER,
+)
 from sglang_instrument.analysis.tables.table import Table
 
 if TYPE_CHECKING:
@@ -48,6 +57,7 @@ REQUESTS: Final = Table(
         VALIDATE,
         WORKER,
         Column("duration_sec", "from its begin to its end", "time", former_title="time"),
+        UNENDED,
         ATTEMPT,
         Column("engine_sec", "its time in calls of the engine", "time"),
         Column("tool_sec", "its time in tools; concurrent ones count one by one", "time"),

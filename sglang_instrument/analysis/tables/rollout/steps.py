@@ -13,7 +13,7 @@ from sglang_instrument.analysis.tables.rollout.of_step import (
     UNACCOUNTED,
 )
 from sglang_instrument.analysis.tables.rollout.parts import LEAST, part_columns
-from sglang_instrument.analysis.tables.shared import VALIDATE
+from sglang_instrument.analysis.tables.shared import UNENDED, VALIDATE
 from sglang_instrument.analysis.tables.table import Table
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ STEPS: Final = Table(
         Column("workers", "number of workers", "count", terminal=False),
         Column("slowest_worker", "the worker with the largest busy_sec", "id", terminal=False),
         Column("duration_sec", "of the longest of its workers", "time", former_title="time"),
+        UNENDED,
         Column("busy_sec", "the same without the time at barriers", "time", terminal=False),
         INTERVAL,
         UNACCOUNTED,

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.analysis.tables.column import Column
-from sglang_instrument.analysis.tables.shared import ATTEMPT, END, START, STEP, VALIDATE, WORKER
+from sglang_instrument.analysis.tables.shared import (
+    ATTEMPT,
+    END,
+    START,
+    STEP,
+    UNENDED,
+    UNENDED_COUNT,
+    VALIDATE,
+    WORKER,
+)
 from sglang_instrument.analysis.tables.table import Table
 
 if TYPE_CHECKING:
@@ -51,6 +60,7 @@ TURNS: Final = Table(
         Column("tool_sec", "its time in tools; concurrent ones count one by one", "time"),
         Column("interaction_sec", "its time in interactions", "time"),
         Column("reward_sec", "its time in rewards", "time"),
+        UNENDED,
     ),
 )
 
@@ -68,6 +78,7 @@ TURNS_BY_NUMBER: Final = Table(
             "ordinal",
         ),
         Column("requests", "how many requests reach this turn", "count"),
+        UNENDED_COUNT,
         Column("engine_sec", "time of all its engine calls", "time"),
         Column(
             "engine_p50_sec",

@@ -13,7 +13,7 @@ from sglang_instrument.analysis.tables.rollout.of_step import (
     UNACCOUNTED,
 )
 from sglang_instrument.analysis.tables.rollout.parts import part_columns
-from sglang_instrument.analysis.tables.shared import VALIDATE
+from sglang_instrument.analysis.tables.shared import UNENDED, VALIDATE
 from sglang_instrument.analysis.tables.table import Table
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ WORKERS: Final = Table(
         VALIDATE,
         Column("worker", "its rank", "id"),
         Column("duration_sec", "from its begin to its end", "time", former_title="time"),
+        UNENDED,
         Column("busy_sec", "the same without the time at barriers", "time"),
         INTERVAL,
         UNACCOUNTED,

@@ -49,13 +49,14 @@ def _hangs(evidence: Evidence) -> list[Finding]:
         place = hang.file.place
         if place is None or place.step is None:
             continue
-        inner, oldest = hang.spans[0], float(hang.spans[-1].get("age_sec") or 0.0)
+        inner, outer = hang.spans[0], hang.spans[-1]
+        inner_sec, outer_sec = (float(span.get("age_sec") or 0.0) for span in (inner, outer))
         where = f"{step_name(place.step, place.validate)}: worker {place.worker}"
         did = "blocked its event loop" if hang.blocks_loop else "was open"
-        sentence = f"{where} never ended; {spoken(inner)} {did} for {oldest:.0f} s{_at(inner)}"
+        sentence = f"{where} never ended; {spoken(inner)} {did} for {inner_sec:.0f} s{_at(inner)}"
         numbers = {"spans": hang.spans, "waits": hang.waits}
         findings.append(
-            _hang(place.step, place.validate, place.worker, oldest, sentence, numbers, inner.get("event"))
+            _hang(place.step, place.validate, place.worker, outer_sec, sentence, numbers, inner.get("event"))
         )
     return findings
 

@@ -5,6 +5,7 @@ the run's own calls. For the other kinds the median is usual.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import polars as pl
@@ -12,6 +13,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_speed
 from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
+from sglang_instrument.analysis.reading.last_open import UNENDED
 
 KINDS: Final = ("engine", "tool", "interaction", "reward")
 _CALL: Final[dict[str, Any]] = {
@@ -35,9 +37,9 @@ def calls_of(digest: Digest) -> pl.DataFrame:
         row: its number; kind: one of `KINDS`; step, validate, worker, request_id; turn: null for interactions
         and rewards, which are summed up by request; start_us, end_us; sec; usual_sec: what such a call
         usually takes in this run. An interaction is known to lie within its request; start_us and end_us are
-        the request's.
+        the request's. Calls that did not end are not there: it is not known what they take.
     """
-    digest = digest.of_workers()
+    digest = _only_ended(digest.of_workers())
     # A turn begins with its engine call and ends with its tools. Trainers log interactions and rewards under
     # turns without an engine call, so those are known by request alone.
     requests = digest.requests.with_columns(turn=pl.lit(None, pl.Int64), begun_us="start_us")
@@ -50,6 +52,12 @@ def calls_of(digest: Digest) -> pl.DataFrame:
     columns = [pl.col(name).cast(kind) for name, kind in _CALL.items()]
     calls = pl.concat([pl.DataFrame(schema=_CALL), *(table.select(columns) for table in tables)])
     return calls.with_row_index("row")
+
+
+def _only_ended(digest: Digest) -> Digest:
+    ended = ~pl.col("unended").fill_null(value=False)
+    requests = digest.requests.filter(pl.col("error").ne_missing(UNENDED))
+    return replace(digest, turns=digest.turns.filter(ended), requests=requests)
 
 
 def less_time(calls: pl.DataFrame, explained: Sequence[pl.DataFrame]) -> pl.DataFrame:

@@ -16,7 +16,7 @@ def did_last(evidence: Evidence, step: int, validate: bool, worker: int) -> str:
     if seen:
         silent_sec = (seen[-1]["seen_us"] - seen[-1]["since_us"]) / 1e6
         return f"a follower saw it silent for {silent_sec:.0f} s: {seen[-1]['sentence'].partition(': ')[2]}"
-    for file, spans in last_said(evidence.files):
+    for file, spans, _ in last_said(evidence.files):
         place = file.place
         key = None if place is None else (place.role, place.step, place.validate, place.worker)
         if key == ("worker", step, validate, worker):

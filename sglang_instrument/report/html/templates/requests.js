@@ -34,7 +34,7 @@ R.waterfall = (events, whole, turnOf = (row) => row.turn) => {
 
 R.eventName = (event, row) => {
   const style = { paddingLeft: `${Math.min(row.depth, 8) * 14}px` };
-  return R.el("span", { style }, event, row.open ? " (open)" : "");
+  return R.el("span", { style }, event, row.unended ? " (unended)" : "");
 };
 R.fieldsOf = (words) => R.el("span", { class: "fields" }, words ?? "");
 R.suspended = (row) => (R.isNone(row.active_sec) ? null : Math.max(0, row.duration_sec - row.active_sec));
@@ -45,7 +45,7 @@ R.track = (row, whole) => {
   const phase = row.phase || R.phaseOf(row.event);
   const background = R.shade(phase);
   const bar = { left: part(row.start_sec), background };
-  const whenOpen = { class: row.open ? "open" : null, style: { ...bar, width: part(row.duration_sec) } };
+  const whenOpen = { class: row.unended ? "open" : null, style: { ...bar, width: part(row.duration_sec) } };
   const itself = R.el("i", { class: "self", style: { ...bar, width: part(row.without_nested_sec) } });
   return R.el("div", { class: "track" }, R.el("i", whenOpen), row.without_nested_sec > 0 ? itself : null);
 };
@@ -68,7 +68,7 @@ R.slowRequest = (one, most) => {
       {},
       R.el("span", { class: "id", title: one.request_id }, one.request_id ?? "without an id"),
       R.el("span", { class: "muted" }, `${R.stepName(one.key)}, worker ${one.worker}`),
-      R.el("b", {}, R.seconds(one.duration_sec)),
+      R.el("b", {}, R.seconds(one.duration_sec), one.unended ? " so far (unended)" : ""),
       R.kindsBar(one, most),
     ),
   );

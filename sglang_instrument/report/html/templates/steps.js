@@ -24,7 +24,8 @@ R.stepsChart = () => {
   const longest = steps.reduce((a, b) => (b.duration_sec > a.duration_sec ? b : a));
   const say =
     `Time of ${R.plural(steps.length, "step")}${other ? " of A" : ""}, split by part; ` +
-    `the longest is ${R.stepName(longest.key)}: ${R.seconds(longest.duration_sec)}.` +
+    `the longest is ${R.stepName(longest.key)}: ${R.seconds(longest.duration_sec)}` +
+    `${longest.unended ? " so far (unended)" : ""}.` +
     (other ? " The dashed line is the time of B’s steps." : "");
   return { data, layout, say };
 };
@@ -63,7 +64,8 @@ R.phaseBars = (steps, part, time) => {
       pattern: { shape: steps.map((one) => (one.validate ? "/" : "")), ...hatched },
     },
     hovertemplate: steps.map((one) => {
-      const whole = `<b>${R.stepName(one.key)}</b>, ${time.say(one.duration_sec)}`;
+      const soFar = one.unended ? " so far (unended)" : "";
+      const whole = `<b>${R.stepName(one.key)}</b>, ${time.say(one.duration_sec)}${soFar}`;
       return `${whole}<br>${part}: ${R.percent(R.shareOf(one, part))}<extra></extra>`;
     }),
   };
@@ -165,9 +167,11 @@ R.allSteps = () => {
     const name = R.stepName(one.key);
     return R.full(one.key) ? R.el("a", { class: "link", href }, name) : name;
   };
+  const unended = ["", (one) => (one.unended ? "unended" : null)];
   const columns = [
     ["step", (one) => one.step, link],
     ["time", (one) => one.duration_sec, R.alike],
+    ...(R.facts.steps.some((one) => one.unended) ? [unended] : []),
     ["busy", (one) => one.busy_sec, R.alike],
     ["to the next", (one) => one.interval_sec, R.alike],
     ["slowest worker", (one) => one.slowest_worker],

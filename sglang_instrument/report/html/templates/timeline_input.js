@@ -70,7 +70,7 @@ R.hover = (event) => {
     turn = model.turn[span];
   const inTurn = turn === R.TURNLESS ? "" : `, turn ${turn + 1}`;
   const where = item.row.request === null ? `worker ${item.worker}` : `request ${item.row.request}${inTurn}`;
-  const open = model.flags[span] & R.OPEN ? ", never ended" : "";
+  const open = model.flags[span] & R.OPEN ? ", unended" : "";
   const failed = model.flags[span] & R.FAILED ? ", raised an error" : "";
   const [took, from] = [model.ticks[span], model.start[span]].map((ticks) =>
     R.seconds(ticks * model.tick_sec),

@@ -221,7 +221,7 @@ R.paintWords = (context, model, placed, view, inks, box, cursor, selected) => {
     if (item.kind === "request" && item.row.open && x(item.row.to) > left && item.high >= 10) {
       context.fillStyle = inks.bad;
       context.textAlign = "right";
-      context.fillText("never ended", Math.min(x(item.row.to), left + width) - 4, y + item.high / 2);
+      context.fillText("unended", Math.min(x(item.row.to), left + width) - 4, y + item.high / 2);
       context.textAlign = "left";
     }
   }
@@ -241,7 +241,7 @@ R.nameSpans = (context, model, item, y, x, box, lanes, inks) => {
     if (to - from < 44) continue;
     context.fillStyle = inks.words[model.phase[span]];
     const middle = lanes ? y + 4 + lanes.get(span) * R.LANE + (R.LANE - 2) / 2 : y + item.high / 2;
-    const open = model.flags[span] & R.OPEN ? ": open" : "";
+    const open = model.flags[span] & R.OPEN ? ": unended" : "";
     const took = R.seconds(model.ticks[span] * model.tick_sec);
     const name = `${model.events[model.event[span]]}${open}  ${took}`;
     context.fillText(R.cut(context, name, to - from - 8), from + 5, middle);
