@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.last_open import last_open_reports, last_said, place_of
-from sglang_instrument.analysis.reading.sightings import sightings_of
+from sglang_instrument.analysis.reading.liveness import sightings_of
 from sglang_instrument.analysis.run.losses import used_runs
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.schema import kind_of

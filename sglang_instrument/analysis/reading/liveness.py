@@ -1,5 +1,6 @@
-"""Tell whether a run is over, which processes still write to it, and which ended abruptly."""
+"""Tell whether a run is over, which processes write to it or ended abruptly, and what followers saw of them."""
 
+import json
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,11 +10,15 @@ from typing import Any, Final
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.reading.processes import read_process
 from sglang_instrument.errors import LogError
+from sglang_instrument.regular_files import read_regular
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED
 
 #: Name, host and id of a process.
 Process = tuple[str, str | None, int]
 
+_MOST_BYTES: Final = 2**20
+_TEXTS: Final = ("kind", "role", "sentence")
+_NUMBERS: Final = ("worker", "step", "since_us", "seen_us")
 _SILENT_SEC: Final = 120.0  # a live worker writes at least a report of open spans, after 30 s and 60 s
 
 
@@ -141,3 +146,38 @@ def _is_zombie(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state in (b"Z", b"X")
+
+
+def sightings_of(folder: Path, runs: Collection[str]) -> list[dict[str, Any]]:
+    """Return what followers saw of these runs, the oldest first.
+
+    Returns:
+        run_id, kind ("hang" or "death"), role, worker, step; since_us: when the process wrote last; seen_us:
+        when it was last seen so; sentence.
+    """
+    try:
+        paths = sorted((folder / "live").glob("*.json"))
+    except OSError:
+        return []
+    sightings = [sighting for path in paths for sighting in sightings_in(path)]
+    return sorted(
+        (sighting for sighting in sightings if sighting.get("run_id") in runs),
+        key=lambda sighting: sighting["since_us"],
+    )
+
+
+def sightings_in(path: Path) -> list[dict[str, Any]]:
+    """Return the sightings in a file; [] if it is missing or none of ours."""
+    try:
+        sightings = json.loads(read_regular(path, _MOST_BYTES))["sightings"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [sighting for sighting in sightings if _is_whole(sighting)] if isinstance(sightings, list) else []
+
+
+def _is_whole(sighting: Any) -> bool:
+    return (
+        isinstance(sighting, dict)
+        and all(isinstance(sighting.get(name), str) for name in _TEXTS)
+        and all(isinstance(sighting.get(name), int) for name in _NUMBERS)
+    )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.analysis.reading.sightings import sightings_in
+from sglang_instrument.analysis.reading.liveness import sightings_in
 from sglang_instrument.safe_files.folder import SafeFolder
 
 _AGAIN_SEC: Final = 10.0  # while it lasts, its newest sight is written so often
