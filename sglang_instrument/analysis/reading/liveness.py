@@ -1,4 +1,4 @@
-"""Tell whether a run is over, which processes write to it or ended abruptly, and what followers saw of them."""
+"""Tell whether a run is over, which processes ended abruptly, and what followers saw of silent ones."""
 
 import json
 import os
