@@ -333,12 +333,10 @@ def _slowest_and_newest(steps: list[_Row]) -> list[_Row]:
 
 def _slowest(steps: list[_Row]) -> str:
     slowest = max(steps, key=lambda row: float(row["duration_sec"]))
-    step = slowest["step"]
-    took = duration(slowest["duration_sec"]) + (" so far (unended)" if slowest["unended"] else "")
+    step, so_far = slowest["step"], " so far (unended)" if slowest["unended"] else ""
     times = slowest["duration_sec"] / statistics.median(row["duration_sec"] for row in steps)
-    return (
-        f"slowest: step {step}, {took}, {times:.1f} x the median; --step {step} shows its workers and parts"
-    )
+    shown = f"{times:.1f} x the median; --step {step} shows its workers and parts"
+    return f"slowest: step {step}, {duration(slowest['duration_sec'])}{so_far}, {shown}"
 
 
 def _unaccounted(spent: dict[int, dict[str, float]]) -> str:
