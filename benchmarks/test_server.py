@@ -94,7 +94,9 @@ class Switched:
             "SGLANG_INSTRUMENT_LOG_DIR": str(folder / "logs"),
             "SGLANG_INSTRUMENT_ENGINE_DETAIL": detail,
             "BENCH_SWITCHED": str(folder),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(SWITCHED), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(SWITCHED), str(folder), os.environ.get("PYTHONPATH")))
+            ),
         }
         # An idle server would busy-wait, and take a core from the clients of this one.
         room = max(4096, 2 * REQUESTS * (PROMPT + MOST_TOKENS))
