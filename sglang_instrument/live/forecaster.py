@@ -1,11 +1,13 @@
 """Feed the forecast: with the steps that ended while they were followed, and with the step in progress."""
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Final
 
 from sglang_instrument.live.counting.counts import Counts, StepKey, WorkerKey
 from sglang_instrument.live.counting.longest import Longest, longest_of
-from sglang_instrument.live.counting.parts import WorkerPart, call_of
+from sglang_instrument.live.counting.parts import OldRequest, WorkerPart, call_of
 from sglang_instrument.live.forecasting.forecast import MOST_STEPS, History, forecast
+from sglang_instrument.live.forecasting.hanging import limit_of
 from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.live.problems.moment import Now, open_now_of
 from sglang_instrument.live.snapshots import rollouts
@@ -13,6 +15,7 @@ from sglang_instrument.live.state import Forecast
 from sglang_instrument.plain_text import plain
 from sglang_instrument.schema import kind_of
 
+_CALLS: Final = frozenset({"generate", "engine", "tool", "interaction", "environment", "reward"})
 _Row = tuple[str, int, float, float, list[float]]
 
 
@@ -42,15 +45,19 @@ class Forecaster:
         if not history.steps or all(part.is_closed for part in parts.values()):
             return None
         known = _longest(parts).keys() | {call for past in history.steps for call in past.longest_sec}
+        longest_sec = _longest(parts)
+        calls = [call for call in known if kind_of(call.partition(" ")[0]).phase in _CALLS]
+        limits = [limit_of(call, history.steps, longest_sec) for call in calls]
+        usual_sec = max((sec for sec in limits if sec < float("inf")), default=0.0)
         rows: list[_Row] = []
         events: dict[int, tuple[str, float]] = {}
         for key, part in parts.items():
-            spans = _open_spans(now, key, part, known)
+            spans = _open_spans(now, key, part, known, usual_sec)
             for name, row in (*_rows(key, part), *_without_records(now, key, part)):
                 if name in spans and row[3] == NOT_YET:
                     events[len(rows)] = spans[name]
                 rows.append(row)
-        so_far = StepSoFar(age_sec, Requests.of(rows), expected, events, _longest(parts))
+        so_far = StepSoFar(age_sec, Requests.of(rows), expected, events, longest_sec)
         return forecast(history, so_far)
 
     def _learned(self, validate: bool) -> History:
@@ -90,7 +97,7 @@ def _without_records(now: Now, key: WorkerKey, part: WorkerPart) -> Iterator[tup
 
 
 def _open_spans(
-    now: Now, key: WorkerKey, part: WorkerPart, known: Collection[str]
+    now: Now, key: WorkerKey, part: WorkerPart, known: Collection[str], usual_sec: float
 ) -> dict[str, tuple[str, float]]:
     """Return what open requests are in, and for how long: their innermost span.
 
@@ -102,6 +109,8 @@ def _open_spans(
         key: A worker.
         part: Its part of the step.
         known: The calls that ended before, as `call_of` names them.
+        usual_sec: How long a call may take. Of a request that is in a call which is not named, such as one of
+            the engine, nothing is said for so long after its newest record: it makes progress.
     """
     now_us = now.heard_us(key)
     spans: dict[str, tuple[str, float]] = {}
@@ -115,13 +124,19 @@ def _open_spans(
             continue
         if request.in_sec is not None and call in known:
             spans[request.request_id] = call, request.in_sec + later_sec
-        elif request_event is not None:
+        elif request_event is not None and _silent_sec(part, request, now_us) > usual_sec:
             spans[request.request_id] = request_event, request.age_sec + later_sec
     for (event, request_id, _), span in part.reported.items():
         age_sec, call = (now_us - span.begun_us) / 1e6, call_of(event, span.tool)
         if request_id is not None and call in known and age_sec < spans.get(request_id, ("", 1e18))[1]:
             spans[request_id] = call, age_sec
     return spans
+
+
+def _silent_sec(part: WorkerPart, request: OldRequest, now_us: int) -> float:
+    """Return the time since a request had a record; if it had none, its age."""
+    logged = part.requests.get(request.request_id or "")
+    return request.age_sec if logged is None else (now_us - logged.progress_us) / 1e6
 
 
 def _longest(parts: Mapping[WorkerKey, WorkerPart]) -> dict[str, list[float]]:

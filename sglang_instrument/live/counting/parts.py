@@ -42,10 +42,10 @@ class EventCount:
 class Request:
     """A request that began: its turns, and its end; times are microseconds on its worker's clock."""
 
-    __slots__ = ("begun_us", "ended_us", "event", "tokens", "turn", "turns_us")
+    __slots__ = ("begun_us", "ended_us", "event", "progress_us", "tokens", "turn", "turns_us")
 
     def __init__(self, begun_us: int) -> None:
-        self.begun_us = begun_us
+        self.begun_us = self.progress_us = begun_us  # its newest record
         self.ended_us: int | None = None
         self.turn: int | None = None
         self.event: str | None = None  # the newest that ended
@@ -181,7 +181,7 @@ class WorkerPart:
             if line.duration_sec is not None:
                 self._ended(request_id, request, line)
         else:
-            request.event = line.event
+            request.event, request.progress_us = line.event, max(request.progress_us, end_us(line))
             if turn is not None and (request.turn is None or turn > request.turn):
                 request.turn = turn
                 request.turns_us.append(start_us(line))

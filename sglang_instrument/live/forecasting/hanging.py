@@ -1,6 +1,6 @@
 """Name the open requests that have left the range of all that ended: they will not end by themselves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,13 +21,14 @@ def hanging(steps: Sequence[PastStep], now: StepSoFar) -> list[int]:
 
     Without an earlier step, or where no such event ended in one, none is named.
     """
-    limits = {event: _limit_of(event, steps, now) for event, _ in now.open_events.values()}
+    limits = {event: limit_of(event, steps, now.longest_sec) for event, _ in now.open_events.values()}
     return [place for place, (event, sec) in now.open_events.items() if sec > limits[event]]
 
 
-def _limit_of(event: str, steps: Sequence[PastStep], now: StepSoFar) -> float:
+def limit_of(event: str, steps: Sequence[PastStep], longest_sec: Mapping[str, Sequence[float]]) -> float:
+    """Return `limit_sec` of an event; `longest_sec` has the longest spans of the step in progress."""
     past = [step.longest_sec[event] for step in steps if step.longest_sec.get(event)]
-    return limit_sec(past, now.longest_sec.get(event, ())) if past else float("inf")
+    return limit_sec(past, longest_sec.get(event, ())) if past else float("inf")
 
 
 def limit_sec(past: Sequence[Sequence[float]], now: Sequence[float] = ()) -> float:
