@@ -56,10 +56,8 @@ def write(
     ]
     if written.joined:
         said.append(f"{written.joined:,} requests stand below a span of another program, by traceparent")
-    if written.unfinished:
-        said.append(
-            f"{written.unfinished:,} requests have no record of their end; their parts say when they ran"
-        )
+    if written.unended:
+        said.append(f"{written.unended:,} requests are unended: they last until they were last reported")
     if not spans:
         said.append(
             "no request was logged in these steps: the events request and turn_engine_call record them"

@@ -77,9 +77,7 @@ def _write_run(
         f"{written.slices:,} spans, {written.instants:,} instant events, {written.requests:,} request tracks"
     )
     if written.open:
-        said.append(
-            f"{written.open:,} spans never ended; each has its own track, up to when it was last reported"
-        )
+        said.append(f"{written.open:,} spans are unended; their tracks end when they were last reported")
     shifted = written.offsets_sec
     if shifted:
         named = ", ".join(f"{process} {sec:+.3f} s" for process, sec in sorted(shifted.items()))

@@ -198,7 +198,7 @@ def test_a_span_that_never_ended_has_a_track_up_to_its_last_report(
     folder = synthetic_run(tmp_path / "exp", steps=2, workers=2, requests=4, causes=[Hang(2, 1)])
     assert main(["export", str(folder), "--perfetto", str(tmp_path / "t")]) == 0
     tracks = parsed(tmp_path / "t")
-    hung = {group_of(track, tracks).name: track for track in tracks.values() if track.name == "never ended"}
+    hung = {group_of(track, tracks).name: track for track in tracks.values() if track.name == "unended"}
     logged = [
         record for record in records(folder) if record["event"] == "open_spans" and record["workid"] == 1
     ]
@@ -208,8 +208,8 @@ def test_a_span_that_never_ended_has_a_track_up_to_its_last_report(
     assert Counter(name for name, *_ in shown) == Counter(span["event"] for span in spans)
     longest = max(end - start for _, start, end, _, _ in shown)
     assert longest / 1e9 == pytest.approx(max(span["age_sec"] for span in spans), abs=1e-5)
-    assert all(values["open"] for *_, values in shown)
-    assert "never ended" in " ".join(capsys.readouterr().out.split())
+    assert all(values["unended"] for *_, values in shown)
+    assert "unended" in " ".join(capsys.readouterr().out.split())
 
 
 def made_slice(number: int, start: int, end: int, parent: int | None = None) -> Slice:

@@ -210,8 +210,8 @@ def test_what_did_not_end_is_shown_and_named(page: Browser, report: Callable[...
     assert len(open_rows) == 1
     page.do("sglangReport.go({request: arguments[0]})", open_rows[0]["request"])
     page.until("!document.getElementById('inspector').hidden")
-    assert "(open)" in page.text("inspector")
-    assert "never ended" in page.text("inspector")
+    assert "(unended)" in page.text("inspector")
+    assert "unended; open for" in page.text("inspector")
 
 
 def test_the_report_of_a_request_with_a_hostile_name_runs_none_of_it(

@@ -61,14 +61,14 @@ class Conversation:
     Attributes:
         place: Its worker, step, whether it is of validation, and its id.
         number: How many requests with the same place came before it: one that is tried again has the same.
-        has_ended: Whether its own record was written. Without one, its parts tell when it ran.
+        unended: Whether no record tells its end: its parts, or its process's last report, say how long it ran.
     """
 
     place: Place
     number: int
     start_us: int
     end_us: int
-    has_ended: bool = True
+    unended: bool = False
     turns: int | None = None
     response_tokens: int | None = None
     finish_reason: str | None = None
@@ -212,7 +212,7 @@ class _StepRequests:
         for row in begun:
             place = tuple(row[name] for name in _PLACE)
             same = self._found.setdefault(place, [])
-            names = ("turns", "response_tokens", "finish_reason", "error")
+            names = ("turns", "response_tokens", "finish_reason", "error", "unended")
             conversation = Conversation(place, len(same), row["start_us"], row["end_us"])
             for name in names:
                 setattr(conversation, name, row[name])
@@ -264,11 +264,11 @@ class _StepRequests:
         place = tuple(row[name] for name in _PLACE)
         same = self._found.get(place)
         if same is None:
-            same = [Conversation(place, 0, row["start_us"], row["end_us"], has_ended=False)]
+            same = [Conversation(place, 0, row["start_us"], row["end_us"], unended=True)]
             self._found[place] = same
         position = bisect_right([conversation.start_us for conversation in same], row["start_us"]) - 1
         conversation = same[max(0, position)]
-        if not conversation.has_ended:
+        if conversation.unended:
             conversation.start_us, conversation.end_us = (
                 min(conversation.start_us, row["start_us"]),
                 max(conversation.end_us, row["end_us"]),

@@ -36,7 +36,7 @@ class WrittenSpans:
 
     Attributes:
         requests: Spans `invoke_agent`, with those that never ended.
-        unfinished: Those of them whose own record is missing.
+        unended: Those of them whose end no record tells.
         calls: Spans `chat`.
         tools: Spans `execute_tool`.
         rewards: Events.
@@ -45,7 +45,7 @@ class WrittenSpans:
     """
 
     requests: int = 0
-    unfinished: int = 0
+    unended: int = 0
     calls: int = 0
     tools: int = 0
     rewards: int = 0
@@ -55,7 +55,7 @@ class WrittenSpans:
     def count(self, conversation: Conversation) -> None:
         """Count a request and its parts."""
         self.requests += 1
-        self.unfinished += not conversation.has_ended
+        self.unended += conversation.unended
         calls = sum(part.is_call for part in conversation.parts)
         self.calls += calls
         self.tools += len(conversation.parts) - calls

@@ -91,7 +91,7 @@ def _request(conversation: Conversation, ids: Parent, parent: Parent | None, ahe
             f"{_OWN}.validate": validate,
             f"{_OWN}.turns": conversation.turns,
             f"{_OWN}.attempt": conversation.number or None,
-            f"{_OWN}.unfinished": None if conversation.has_ended else True,
+            f"{_OWN}.unended": conversation.unended or None,
         },
     )
     _add_rewards(span, conversation.rewards, ahead_us)
