@@ -61,7 +61,7 @@ class Conversation:
     Attributes:
         place: Its worker, step, whether it is of validation, and its id.
         number: How many requests with the same place came before it: one that is tried again has the same.
-        unended: Whether no record tells its end: its parts, or its process's last report, say how long it ran.
+        unended: Whether no record tells its end. Its parts, or its last report, say how long it ran.
     """
 
     place: Place
