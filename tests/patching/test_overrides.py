@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sys
+import threading
 import weakref
 
 import pytest
@@ -99,6 +100,32 @@ def test_an_override_is_measured_as_soon_as_its_module_is_imported(folder, start
         ("module:Base.work", "part"): "found",
         ("sub:Sub.work", "work"): "found",
     }
+
+
+def test_an_import_does_not_wait_for_a_thread_that_patches(folder, start):
+    plant(folder, BASE)
+    patcher = start(WORK)
+    patches, imported = threading.Event(), threading.Event()
+
+    def patch():  # as a thread that needs, for a table's version, a module that the other one imports
+        with patcher._lock:
+            patches.set()
+            imported.wait()
+
+    thread = threading.Thread(target=patch)
+    thread.start()
+    patches.wait()
+    try:
+        importing = threading.Thread(target=plant, args=(folder, SUB, "planted_sub"), daemon=True)
+        importing.start()
+        importing.join(60)
+        assert not importing.is_alive()
+    finally:
+        imported.set()
+        thread.join()
+    patcher.find_overrides()
+    assert sys.modules["planted_sub"].Sub().work(["r1"]) == 7
+    assert [event for event, _ in start.records()] == ["work"]
 
 
 def test_an_override_that_was_imported_before_the_target_is_found_with_it(folder, start):

@@ -168,10 +168,16 @@ class Patcher:
         return [site if site.state == "found" else replace(site, expected=False) for site in sites]
 
     def find_overrides(self) -> None:
-        """Measure methods of new subclasses that override a target."""
-        with self._lock:
-            if self._installed:
-                self._patch_overrides()
+        """Measure methods of new subclasses that override a target, unless another thread patches now.
+
+        To wait could be forever: the caller may be inside an import that the other thread needs.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._installed:
+                    self._patch_overrides()
+            finally:
+                self._lock.release()
 
     def _on_other_import(self, name: str) -> None:
         if self._overrides.is_watching:
