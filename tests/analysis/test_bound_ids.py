@@ -114,13 +114,13 @@ def test_other_processes_of_the_step_make_no_rows_of_ids_that_a_request_has(tmp_
     assert requests_of(tmp_path, "duration_sec", "engine_sec") == [(5.0, 5.0)]
 
 
-def test_ids_in_a_step_without_whole_requests_count_once_it_is_closed(tmp_path: Path) -> None:
+def test_ids_in_a_step_without_whole_requests_are_unended_until_it_is_closed(tmp_path: Path) -> None:
     whole = record("request", 1, 6, extra={"request_id": "a"}, task=1, spawned_by=0)
     write_file(tmp_path, 1, 0, step_of(call("a", 1, 5), whole))
     write_file(tmp_path, 2, 0, [call("b", 1, 5)], closed=False)
-    assert requests_of(tmp_path, "request_id") == [("a",)]
-    write_file(tmp_path, 3, 0, [call("c", 1, 5)])
-    assert requests_of(tmp_path, "request_id") == [("a",), ("c",)]
+    assert requests_of(tmp_path, "request_id", "error") == [("a", None), ("b", "unended")]
+    write_file(tmp_path, 2, 0, [call("b", 1, 5)])
+    assert requests_of(tmp_path, "request_id", "error") == [("a", None), ("b", None)]
 
 
 def test_a_run_without_ids_has_no_number_of_requests(

@@ -316,7 +316,8 @@ def test_compare_never_passes_with_too_few_steps(capsys: pytest.CaptureFixture[s
 def test_check_says_what_was_running_when_it_hung(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     hung = synthetic_run(tmp_path / "hung", steps=2, workers=2, requests=4, causes=[Hang(2, 1)])
     shown = printed(capsys, "check", hung, code=1).replace("\n", " ")
-    assert "step_2/worker_1.jsonl: tool_execution was open for 120 s" in shown
+    tool = r"step_2/worker_1.jsonl: tool_execution of request \S+, turn 1 was open for 120 s"
+    assert re.search(tool, shown)
     assert "step_2/worker_0.jsonl: barrier_wait_duration was open for 120 s" in shown
     assert "something is wrong" in shown
     assert json.loads(printed(capsys, "check", hung, "--json", code=1))["ok"] is False

@@ -127,6 +127,7 @@ def calls_as_turn(run: Run) -> dict[str, Any]:
         "validate": False,
         "turn": None,
         "requests": len(requests),
+        "unended": None,
         "engine_sec": float(requests["duration_sec"].sum() or 0.0),
         "tool_sec": None,
         "interaction_sec": None,

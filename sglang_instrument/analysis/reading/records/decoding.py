@@ -58,11 +58,20 @@ def fitting(
         try:
             if isinstance(value, NotFinite):
                 raise msgspec.ValidationError
-            valid[field.name] = msgspec.convert(printable(value), field.type)
+            valid[field.name] = msgspec.convert(_finite(printable(value)), field.type)
         except (msgspec.ValidationError, RecursionError, UnicodeError):
             if unfit is not None:
                 note_unfit(unfit, field.encode_name, as_text(value))
     return valid
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with None in place of numbers inside it that are not finite."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return None if isinstance(value, NotFinite) else value
 
 
 def note_not_finite(unfit: UnfitFields, fields: dict[str, Any]) -> None:
