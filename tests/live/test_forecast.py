@@ -259,9 +259,9 @@ def test_a_hang_of_the_generator_is_named(usual):
     made = list(steps_of(usual_shape(2, steps=5)))
     history = history_of([step.past for step in made[:4]])
     stuck, call = made[4].hung(Random(4))
-    limit_sec = call.start_sec + max(max(step.past.longest_sec[call.event]) for step in made)
-    assert forecast(history, stuck.as_of(limit_sec)).will_not_end == ()
-    named = forecast(history, stuck.as_of(limit_sec + 10.0)).will_not_end
+    longest_sec = max(max(step.past.longest_sec[call.event]) for step in made)
+    assert forecast(history, stuck.as_of(call.start_sec + longest_sec)).will_not_end == ()
+    named = forecast(history, stuck.as_of(call.start_sec + 4 * longest_sec)).will_not_end
     assert [request_id for _, request_id in named] == [call.request_id]
 
 

@@ -164,13 +164,23 @@ def test_of_a_long_run_only_the_newest_steps_are_read(tmp_path, clock):
         os.utime(path.parent, (begun + step, begun + step))
     followed = Tail(tmp_path, clock=clock)
     read_lines = lines_of(followed, clock)
-    assert sorted(line for lines in read_lines.values() for line in lines) == [
-        b'{"step": 39}',
-        b'{"step": 40}',
-    ]
+    newest = [b'{"step": %d}' % step for step in (37, 38, 39, 40)]
+    assert sorted(line for lines in read_lines.values() for line in lines) == newest
     assert len(followed.files()) == 8
     write(tmp_path / "step_36" / "worker_0.jsonl", '{"more": 1}\n')
     assert [*lines_of(followed, clock).values()] == [[b'{"more": 1}']]
+
+
+def test_of_large_steps_only_the_last_two_are_read(tmp_path, clock):
+    begun = time.time() - 1000
+    for step in range(1, 6):
+        path = tmp_path / f"step_{step}" / "worker_0.jsonl"
+        write(path, f'{{"step": {step}}}\n' + " " * (2**24 if step == 3 else 0) + "\n")
+        os.utime(path, (begun + step, begun + step))
+        os.utime(path.parent, (begun + step, begun + step))
+    read_lines = lines_of(Tail(tmp_path, clock=clock), clock)
+    steps = [line for lines in read_lines.values() for line in lines if line.strip()]
+    assert sorted(steps) == [b'{"step": 4}', b'{"step": 5}']
 
 
 def test_a_resumed_run_is_found_in_the_folder_of_an_old_step(tmp_path, clock):

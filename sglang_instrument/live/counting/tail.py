@@ -18,6 +18,8 @@ from sglang_instrument.schema import LOG_OPENED
 
 _WINDOW: Final = 8  # folders of steps that are watched; asynchronous trainers overlap a few steps
 _FROM_BEGIN: Final = 2  # of them at the start, the newest, are read whole; of the others what is added
+_EARLIER: Final = 2  # before them: read whole, too, if they are small, for they tell what is usual
+_EARLIER_BYTES: Final = 16 * 2**20
 _PIECE_BYTES: Final = 2**20  # read of one file before the next one has its turn
 _ROUND_BYTES: Final = 4 * 2**20  # read in one round
 _MOST_FILES: Final = 50_000  # of folders that were watched: how far they were read
@@ -226,11 +228,15 @@ class Tail:
 
     def _watch_newest(self, is_start: bool) -> None:
         steps = sorted(self._folders.keys() - {_ENGINE}, key=lambda name: -self._folders[name].changed)
+        left_bytes = _EARLIER_BYTES
         for rank, name in enumerate(steps):
             folder = self._folders[name]
             folder.is_watched = rank < _WINDOW
+            if is_start and _FROM_BEGIN <= rank < _FROM_BEGIN + _EARLIER:
+                left_bytes -= _size_of(folder.path)
+            from_begin = _FROM_BEGIN + (_EARLIER if left_bytes >= 0 else 0)
             if folder.is_watched and (rank < _FROM_BEGIN or folder.listed != folder.modified):
-                self._list_files(folder, is_start, whole=rank < _FROM_BEGIN)
+                self._list_files(folder, is_start, whole=rank < from_begin)
         if _ENGINE in self._folders:
             self._folders[_ENGINE].is_watched = True
             self._list_files(self._folders[_ENGINE], is_start, whole=False)
@@ -270,6 +276,14 @@ def _logs_in(folder: str) -> list[str]:
     """Return the log files in a folder; compressed ones are complete, so that nothing is added to them."""
     with os.scandir(folder) as entries:
         return sorted(entry.path for entry in entries if entry.name.endswith(".jsonl"))
+
+
+def _size_of(folder: str) -> int:
+    """Return the bytes of the log files in a folder; 0 if it is gone."""
+    try:
+        return sum(os.stat(path).st_size for path in _logs_in(folder))  # noqa: PTH116
+    except OSError:
+        return 0
 
 
 def _skip(file: TailedFile, to_last_opening: bool) -> None:

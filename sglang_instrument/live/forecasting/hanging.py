@@ -11,7 +11,7 @@ _BEYOND_SEC: Final = 5.0  # a follower is up to 5 s behind: it names a request w
 _FEW_STEPS: Final = 3  # with fewer, how much steps differ is not known
 _FEW_TIMES: Final = 2.0  # the longest: the least limit then
 _DEVIATIONS: Final = 2.0
-_CHANCE: Final = 0.01  # that the longest span of a step exceeds the limit, and ends
+_CHANCE: Final = 0.002  # that the longest span of a step exceeds the limit, and ends
 _EULER: Final = 0.5772  # of the mean of Gumbel's distribution
 _LEAST_SEC: Final = 1e-3  # the logarithms of shorter spans are of no interest
 
@@ -25,10 +25,16 @@ def hanging(steps: Sequence[PastStep], now: StepSoFar) -> list[int]:
     return [place for place, (event, sec) in now.open_events.items() if sec > limits[event]]
 
 
-def limit_of(event: str, steps: Sequence[PastStep], longest_sec: Mapping[str, Sequence[float]]) -> float:
-    """Return `limit_sec` of an event; `longest_sec` has the longest spans of the step in progress."""
-    past = [step.longest_sec[event] for step in steps if step.longest_sec.get(event)]
-    return limit_sec(past, longest_sec.get(event, ())) if past else float("inf")
+def limit_of(call: str, steps: Sequence[PastStep], longest_sec: Mapping[str, Sequence[float]]) -> float:
+    """Return `limit_sec` of a call; `longest_sec` has the longest spans of the step in progress.
+
+    A call of a tool, "EVENT TOOL", is also a call of EVENT, of which more is known: the lower limit counts.
+    """
+    limits = [float("inf")]
+    for name in {call, call.partition(" ")[0]}:
+        past = [step.longest_sec[name] for step in steps if step.longest_sec.get(name)]
+        limits += [limit_sec(past, longest_sec.get(name, ()))] if past else []
+    return min(limits)
 
 
 def limit_sec(past: Sequence[Sequence[float]], now: Sequence[float] = ()) -> float:
