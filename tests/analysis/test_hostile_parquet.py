@@ -155,6 +155,7 @@ def test_columns_that_share_one_page_count_each(tmp_path: Path) -> None:
         b"PAR1PAR1",
         b"PAR1" + b"\0" * 8 + b"PAR1",
         b"PAR1" + b"\x1c" * 90 + (90).to_bytes(4, "little") + b"PAR1",  # structs in structs
+        b"PAR1" + b"\x19" * 9_000 + (9_000).to_bytes(4, "little") + b"PAR1",  # lists in lists
         b"PAR1" + b"\x19\xfc\xff\xff\xff\x7f" + (6).to_bytes(4, "little") + b"PAR1",  # a list without end
         b"PAR1" + b"\x16" + b"\xff" * 89 + (90).to_bytes(4, "little") + b"PAR1",
         b"PAR1" + bytes(5_000_000) + (5_000_000).to_bytes(4, "little") + b"PAR1",

@@ -87,8 +87,8 @@ WAITING = """
 
     run = open_run("$NODE_DISK/run", progress, cached=False, on=ADDRESS)
     lost = run.executor.lost
-    told = losses(SimpleNamespace(opened=[run]), tells_health=True)
-    said = [sentence for sentence, is_loss in told if is_loss]
+    sentences = losses(SimpleNamespace(opened=[run]), tells_health=True)
+    said = [sentence for sentence, is_loss in sentences if is_loss]
     print(json.dumps([lost, sorted(run.health.unreadable), said, len(run.requests())]))
 """
 

@@ -10,7 +10,7 @@ _TRUE, _FALSE, _BYTE = 1, 2, 3
 _INTEGERS: Final = (4, 5, 6)  # of 16, 32 and 64 bits: zigzag and variable length
 _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 7, 8, 9, 10, 12
 _MOST_VARINT_BYTES: Final = 10
-_DEEPEST: Final = 16  # structs in structs; those of Parquet have six levels
+_DEEPEST: Final = 16  # structs and lists in each other; those of Parquet have nine levels
 _LONG_LIST: Final = 15
 
 #: Which fields to read, by number: None for a number; fields of a struct, or of each struct of a list.
@@ -36,8 +36,6 @@ class CompactReader:
             IndexError: The bytes end before the struct.
             ValueError: They are no struct.
         """
-        if depth > _DEEPEST:
-            raise ValueError("structs are nested too deep")
         fields: dict[int, Any] = {}
         number = 0
         while kind_and_step := self._byte():
@@ -50,6 +48,8 @@ class CompactReader:
         return fields
 
     def _value(self, kind: int, wanted: Wanted, depth: int, *, in_list: bool) -> Any:
+        if depth > _DEEPEST:
+            raise ValueError("structs or lists are nested too deep")
         if kind in (_TRUE, _FALSE):
             return bool(self._byte() if in_list else kind == _TRUE)
         if kind == _BYTE:
