@@ -160,6 +160,10 @@ def test_columns_that_share_one_page_count_each(tmp_path: Path) -> None:
         b"PAR1" + b"\x16" + b"\xff" * 89 + (90).to_bytes(4, "little") + b"PAR1",
         b"PAR1" + bytes(5_000_000) + (5_000_000).to_bytes(4, "little") + b"PAR1",
     ],
+    ids=[
+        *("empty", "begin", "no length", "of zeros", "structs in structs", "lists in lists"),
+        *("a list without end", "a long number", "of 5 MB"),
+    ],
 )
 def test_what_is_no_footer_is_refused(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "a.parquet"
