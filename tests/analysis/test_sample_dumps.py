@@ -92,6 +92,7 @@ def test_commands_show_what_is_known_of_such_samples(dumps, capsys):
     assert "12 requests of 2 steps without times" in printed(capsys, "summary", dumps)
     assert "no plateau" in printed(capsys, "gaps", dumps)
     assert "abort" in printed(capsys, "requests", dumps)
+    assert "abort" in printed(capsys, "requests", dumps, "--request", 2)
     assert main(["lengths", str(dumps), "--step", "7"]) == 2
     assert "the nearest" in capsys.readouterr().err
     for command in (

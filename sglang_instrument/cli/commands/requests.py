@@ -218,7 +218,7 @@ def _shown(opened: Run, row: dict[str, Any]) -> _Shown:
 
 
 def _print_one(request: _Shown, attempt: str) -> None:
-    bars = {"when": _bars(max(request.row["duration_sec"], 1e-9))}
+    bars = {"when": _bars(max(request.row["duration_sec"] or 0.0, 1e-9))}
     print_rows(REQUEST_EVENTS, request.events, title=f"\n{attempt}its events", cells=bars)
     print_fields(request.events)
     if request.calls:
