@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 
-def look(mark: str, trainers: list[str]) -> dict[str, Any]:
-    """Return the versions, the hook and the folder of this node.
+def look(mark: str, trainers: list[str], pythons: list[str]) -> dict[str, Any]:
+    """Return the versions, the hook, the folder and the other Pythons of this node.
 
     Args:
         mark: A file that the driver made in the folder of the logs and keeps open.
         trainers: The distributions that the shipped tables patch.
+        pythons: Paths of the Pythons in which actors run here.
     """
     import importlib.metadata
     import platform
@@ -28,6 +29,8 @@ def look(mark: str, trainers: list[str]) -> dict[str, Any]:
     return {
         "host": platform.node(),
         "python": platform.python_version(),
+        "executable": sys.executable,
+        "pythons": {python: ask(python) for python in pythons if python != sys.executable},
         "version": version("sglang-instrument"),
         "hook": "sglang_instrument.startup.python_startup" in sys.modules,
         "folder": str(Path(mark).parent),
@@ -36,6 +39,28 @@ def look(mark: str, trainers: list[str]) -> dict[str, Any]:
         "locks": locks,
         "packages": {name: installed for name, installed in packages.items() if installed is not None},
     }
+
+
+def ask(python: str) -> dict[str, Any] | None:
+    """Start a Python; return its version of this package, if it has the hook, and pip; None if it fails."""
+    import json
+    import subprocess
+
+    code = """if True:
+        import importlib.util as util, json, sys
+        version = None
+        if util.find_spec("sglang_instrument"):
+            import sglang_instrument
+            version = sglang_instrument.__version__
+        hook = "sglang_instrument.startup.python_startup" in sys.modules
+        print(json.dumps({"version": version, "hook": hook, "pip": util.find_spec("pip") is not None}))
+    """
+    try:
+        done = subprocess.run([python, "-c", code], check=True, capture_output=True, timeout=60)  # noqa: S603 - an actor's
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
+    return answer
 
 
 def write(folder: Any) -> tuple[str, bool]:

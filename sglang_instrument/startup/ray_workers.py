@@ -1,12 +1,14 @@
 """Pass a driver's settings to Ray's workers: merge them into the runtime environment of `ray.init()`.
 
 Environment variables alone reach the workers of a cluster that the driver starts itself; in a cluster that
-already runs, only the runtime environment reaches them.
+already runs, only the runtime environment reaches them. A worker whose Python lacks this package says so:
+see `ray_hello.py`.
 """
 
 import copy
 import functools
 import importlib.machinery
+import inspect
 import json
 import os
 import sys
@@ -20,7 +22,10 @@ from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.static_lookup import entries
 
 _RAY: Final = "ray"
+_PACKAGE: Final = "sglang_instrument"
 _JOB: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # `ray job submit` sets it for a driver
+_HOOK: Final = "worker_process_setup_hook"  # the function that each worker runs at its start
+_HOOK_OF_JOB: Final = "RAY_WORKER_PROCESS_SETUP_HOOK"  # where Ray itself keeps its name
 
 Settings = Callable[[], Mapping[str, str]]
 
@@ -66,6 +71,8 @@ class RayInit:
         def init_with_settings(*args: Any, **kwargs: Any) -> Any:
             try:
                 kwargs = with_settings(kwargs, self._settings(), os.environ)
+                if _takes_hook(ray, args[0] if args else kwargs.get("address"), os.environ):
+                    kwargs = with_hello(kwargs, os.environ)
             except Exception as error:  # Ray starts without us rather than not at all
                 log_swallowed("handing settings to Ray's workers", error)
             return init(*args, **kwargs)
@@ -94,7 +101,7 @@ def with_settings(
     if given is None:
         given = getattr(kwargs.get("job_config"), "runtime_env", None)
     theirs = given or {}
-    submitted = _variables_of_job(environment)
+    submitted = _submitted(environment).get("env_vars") or {}
     ours = {name: value for name, value in settings.items() if name not in submitted}
     merged = {**ours, **(theirs.get("env_vars") or {})}
     if not merged:
@@ -106,10 +113,46 @@ def with_settings(
     return {**kwargs, "runtime_env": whole}
 
 
-def _variables_of_job(environment: Mapping[str, str]) -> Mapping[str, object]:
+def with_hello(kwargs: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `ray.init` with `ray_hello.py` as the hook of each worker.
+
+    The user's own hook, or that of a submitted job, stays: Ray takes only one.
+    """
+    whole = kwargs.get("runtime_env")
+    if not whole:  # `with_settings` has copied what a job_config holds; without settings nobody listens
+        return dict(kwargs)
+    taken = {_HOOK, _HOOK_OF_JOB} & {*whole, *(whole.get("env_vars") or ()), *_submitted(environment)}
+    if taken or _HOOK_OF_JOB in environment:
+        return dict(kwargs)
+    whole = copy.copy(whole) if isinstance(whole, dict) else dict(whole)
+    whole["env_vars"] = {**(whole.get("env_vars") or {})}  # Ray adds a variable
+    whole[_HOOK] = _hello()
+    return {**kwargs, "runtime_env": whole}
+
+
+def _hello() -> "functools.partial[None]":
+    """Return the hook: `exec` of a text, which unpickles in every Python, with or without this package."""
+    from sglang_instrument.startup import ray_hello
+
+    text = f"{inspect.getsource(ray_hello)}\nsay_hello()\n"
+    # Compiled only where the package was not loaded at the start of Python.
+    first = f"import sys\nif {_PACKAGE!r} not in sys.modules: exec(text, {{}})"
+    hook = functools.partial(exec, first, {"text": text})
+    hook.__name__ = _PACKAGE  # type: ignore[attr-defined] # Ray names the hook by it
+    return hook
+
+
+def _takes_hook(ray: Any, address: object, environment: Mapping[str, str]) -> bool:
+    """Return whether this Ray runs hooks, and nothing between it and the cluster could refuse a function."""
+    known = getattr(getattr(sys.modules.get("ray.runtime_env"), "RuntimeEnv", None), "known_fields", ())
+    is_direct = "://" not in str(address or environment.get("RAY_ADDRESS", ""))  # else through a server
+    return _HOOK in known and is_direct and "RAY_RUNTIME_ENV_HOOK" not in environment
+
+
+def _submitted(environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the runtime environment that `ray job submit` has set for a driver."""
     try:
-        submitted = json.loads(environment.get(_JOB) or "{}")
-        return (submitted.get("runtime_env") or {}).get("env_vars") or {}
+        return json.loads(environment.get(_JOB) or "{}").get("runtime_env") or {}
     except (ValueError, AttributeError):  # Ray itself reports that it cannot read the variable
         return {}
 

@@ -18,6 +18,8 @@ DECODED = {
     "analysis/executors/worker_processes.py": "the list of files that a process read",
     "analysis/store/parts.py": "what a part holds",
     "analysis/tables/table.py": "rows of a table that were just written as JSON",
+    "cli/commands/doctor_ray.py": "the runtime environments of actors",
+    "cli/ray_node.py": "what a Python on a node answers",
     "cli/commands/demo.py": "what the demo's workers returned",
     "collect/by_bucket.py": "the list of uploaded files",
     "collect/collected.py": "the state of a collection, and the manifest of pruned files",

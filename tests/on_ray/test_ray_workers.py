@@ -1,8 +1,11 @@
 """A driver's install() reaches Ray's workers with any runtime_env, and `doctor --ray` checks their nodes."""
 
 import json
+import shutil
 import subprocess
 import sys
+from itertools import takewhile
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +126,78 @@ def test_workers_in_a_package_cache_of_rays_write_where_their_driver_does(start_
     assert set(script.records) == {"step_1/worker_3.jsonl", "step_1/worker_4.jsonl"}
 
 
+#: Actors of three Pythons: one without this package, one with it, and the driver's.
+PYTHONS = """
+    import json, os
+    import ray
+    import sglang_instrument
+    sglang_instrument.install()
+
+    @ray.remote(num_cpus=0)
+    class Rollout:
+        def run(self):
+            import sys
+            return sys.executable, "sglang_instrument" in sys.modules
+
+    ray.init(OPTIONS)
+    pythons = [os.environ[name] for name in ("BARE", "BARE", "WITH")]
+    others = [{"py_executable": python, "env_vars": {"PYTHONPATH": ""}} for python in pythons]
+    actors = [Rollout.options(runtime_env=other).remote() for other in others]
+    print(json.dumps(ray.get([actor.run.remote() for actor in (*actors, Rollout.remote())])))
+    # The driver prints what workers publish: a last sign shows that all of it has arrived.
+    from ray._private import utils, worker
+    here = worker.global_worker
+    utils.publish_error_to_driver("last", "last sign", gcs_client=here.gcs_client, job_id=here.current_job_id)
+    input()
+"""
+
+
+def python_of(folder, *paths):
+    """Make a virtual environment whose packages are in these folders; return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    (packages / "paths.pth").write_text("".join(f"{path}\n" for path in paths))
+    return folder / "bin/python"
+
+
+@pytest.fixture
+def pythons(tmp_path):
+    """Two Pythons with this one's Ray: one without this package, one with it and its start-up hook."""
+    import ray
+
+    import sglang_instrument
+
+    packages = Path(ray.__file__).parents[1]
+    root = Path(sglang_instrument.__file__).parents[1]
+    bare = python_of(tmp_path / "bare", packages)
+    complete = python_of(tmp_path / "complete", packages, root)
+    (site_packages,) = complete.parents[1].glob("lib/python3*/site-packages")
+    shutil.copy(root / "sglang_instrument.pth", site_packages / "sglang_instrument.pth")
+    importing = [bare, "-c", "import sglang_instrument"]
+    imported = subprocess.run(importing, env={}, cwd=tmp_path, capture_output=True)
+    assert imported.returncode, "the tests need an editable installation"
+    return bare, complete
+
+
+def test_the_driver_says_once_which_python_of_its_actors_lacks_this_package(start_script, pythons):
+    bare, complete = pythons
+    script = start_script(
+        PYTHONS.replace("OPTIONS", OPTIONS), RAY_AUTH_MODE="disabled", BARE=str(bare), WITH=str(complete)
+    )
+    lines = list(takewhile(lambda line: "last sign" not in line, script.process.stdout))
+    script.tell("end")
+    script.wait(timeout=600)
+    assert [json.loads(line) for line in lines if line.startswith("[[")] == [
+        [[str(bare), False], [str(bare), False], [str(complete), True], [sys.executable, True]]
+    ]
+    (said,) = [line for line in lines if "lack this package" in line]
+    assert f"sglang_instrument: Ray workers of {bare} lack this package" in said
+    assert f"{bare} -m pip install ." in said or f"uv pip install --python {bare} ." in said
+    (path,) = script.folder.glob("processes/reached/*.json")
+    (notice,) = json.loads(path.read_text())["notices"]
+    assert notice["notice"] in said
+
+
 def test_uninstall_gives_ray_init_back_and_keeps_its_signature(start_script, trainer):
     script = start_script(
         """
@@ -178,4 +253,42 @@ def test_doctor_looks_at_each_node_of_a_cluster(cluster, tmp_path):
     for node in nodes:
         assert node["ok"], node
         assert f"{tmp_path} is shared and writable" in node["found"]
+        assert f"({sys.executable}) on " in node["found"]
     assert list(tmp_path.iterdir()) == []
+
+
+#: Actors that stay: one in a Python without this package, one with it, one that names a command.
+STAYING = """
+    import os
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Engine:
+        def run(self):
+            return 1
+
+    ray.init(os.environ["CLUSTER"], log_to_driver=False)
+    pythons = [os.environ["BARE"], os.environ["COMPLETE"], "env " + os.environ["BARE"]]
+    actors = [Engine.options(runtime_env={"py_executable": python}).remote() for python in pythons]
+    assert ray.get([actor.run.remote() for actor in actors]) == [1, 1, 1]
+    print("ready", flush=True)
+    input()
+"""
+
+
+def test_doctor_looks_into_each_python_of_the_actors_that_run(cluster, start_script, pythons, tmp_path):
+    bare, complete = pythons
+    environment = {"CLUSTER": cluster.address, "BARE": str(bare), "COMPLETE": str(complete)}
+    script = start_script(STAYING, RAY_AUTH_MODE="disabled", **environment)
+    script.says("ready")
+    rows = doctor(cluster, "--ray", cluster.address, "--log-dir", str(tmp_path / "logs"))
+    texts = {row["found"].partition(" (Engine) in ")[2]: row for row in rows if "Engine" in row["found"]}
+    by_python = {text.partition(":")[0]: row for text, row in texts.items()}
+    assert {python: row["ok"] for python, row in by_python.items()} == {
+        str(bare): False,
+        str(complete): True,
+        f"env {bare}": None,
+    }
+    assert f"{bare} -m pip install .` in a checkout on that node" in by_python[str(bare)]["todo"]
+    script.tell("end")
+    script.wait(timeout=600)

@@ -1,6 +1,9 @@
 """One switch reaches every process of a launch, and all join one run; no other process is reached."""
 
 import os
+import pickle
+import pickletools
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,7 +17,7 @@ from sglang_instrument.cli.commands.run import interpreter_of
 from sglang_instrument.cli.main import main
 from sglang_instrument.recording.measure import ray_actor
 from sglang_instrument.startup import python_startup, run_ids
-from sglang_instrument.startup.ray_workers import with_settings
+from sglang_instrument.startup.ray_workers import with_hello, with_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -293,6 +296,39 @@ def test_settings_of_a_submitted_job_are_not_merged_because_ray_refuses_it():
     }
 
 
+def test_workers_get_a_hook_that_unpickles_without_this_package():
+    given = {"runtime_env": {"env_vars": {"A": "1"}}}
+    hook = with_hello(given, {})["runtime_env"]["worker_process_setup_hook"]
+    assert "worker_process_setup_hook" not in given["runtime_env"]  # the user's settings stay
+    names = {instruction for _, instruction, _ in pickletools.genops(pickle.dumps(hook))}
+    assert "sglang_instrument.startup.ray_hello" not in names
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)()"],
+        input=pickle.dumps(hook),
+        env={"SGLANG_INSTRUMENT": "1"},
+        capture_output=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"Ray workers of" in done.stderr  # no Ray could tell its driver
+    assert b"lack this package" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "environment"),
+    [
+        ({"worker_process_setup_hook": "theirs.hook"}, {}),
+        ({"env_vars": {"RAY_WORKER_PROCESS_SETUP_HOOK": "theirs.hook"}}, {}),
+        (
+            {"env_vars": {"A": "1"}},
+            {"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"worker_process_setup_hook": "theirs"}}'},
+        ),
+    ],
+)
+def test_a_hook_that_is_there_stays_the_only_one(runtime_env, environment):
+    assert with_hello({"runtime_env": runtime_env}, environment) == {"runtime_env": runtime_env}
+
+
 @pytest.fixture
 def command(trainer, log_dir, tmp_path):
     """Run `sglang-instrument run ARGUMENTS` in its own process."""
@@ -343,12 +379,59 @@ def test_run_refuses_what_it_cannot_do(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_run_refuses_a_python_that_it_cannot_reach(command, tmp_path):
-    bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    done = command("--", bare / "bin/python", "-c", "pass")
+def test_run_refuses_a_python_that_it_cannot_reach(command, bare):
+    done = command("--", bare, "-c", "pass")
     assert done.returncode == 2
     assert "has no start-up hook of sglang-instrument" in done.stderr
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """The Python of a virtual environment without this package."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    return tmp_path / "bare/bin/python"
+
+
+#: It is looked for every 10 ms in the first second.
+WAITING = "import sys, time; time.sleep(3); sys.exit(7)"
+
+
+def test_the_last_line_says_which_python_a_command_ran_if_it_lacks_this_package(command, bare):
+    # `sh` stands for any program that starts a Python of its own; `exec` would make it that Python.
+    done = command("--", "sh", "-c", f'{bare} -c "{WAITING}"; exit $?')
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1] == (
+        f"sglang-instrument: nothing was recorded: sh ran {bare}, without sglang-instrument: "
+        f"run `uv pip install --python {bare} .` in a checkout"
+    )
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_the_last_line_says_which_python_uv_ran(command, bare):
+    words = ["uv", "run", "--no-project", "--offline", "--python", bare, "python", "-c", WAITING]
+    done = command("--", *words)
+    assert done.returncode == 7
+    assert f"nothing was recorded: uv ran {bare}, without sglang" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(not has_hook(), reason="as above")
+def test_a_script_whose_python_lacks_this_package_may_start_another_python(command, log_dir, bare, tmp_path):
+    runner = tmp_path / "runner"  # as conda, which runs on the Python of its base
+    runner.write_text(f"#!{bare}\nimport subprocess, sys\nsys.exit(subprocess.call(sys.argv[1:]))\n")
+    runner.chmod(0o755)
+    code = "import slime.rollout; slime.rollout.generate(5)"
+    words = ["--experiment", "mine", "--log-dir", log_dir, "--", runner, sys.executable, "-c", code]
+    done = command(*words)
+    assert done.returncode == 0, done.stderr
+    assert f"unless {runner} starts another Python, run `" in done.stderr
+    assert "nothing was recorded" not in done.stderr
+    assert (log_dir / "mine/step_5/worker_0.jsonl").exists()
+
+
+@pytest.mark.skipif(not has_hook(), reason="as above")
+def test_the_last_line_says_that_a_python_with_this_package_recorded_nothing(command):
+    done = command("--", "sh", "-c", f'{sys.executable} -c "{WAITING}"; exit $?')
+    assert f"{sys.executable} loaded sglang-instrument, and neither" in done.stderr.splitlines()[-1]
 
 
 def test_the_python_of_a_script_is_found_by_its_first_line(tmp_path):

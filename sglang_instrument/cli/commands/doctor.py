@@ -27,7 +27,8 @@ runs, with the same environment.
 
     sglang-instrument doctor
     EXPERIMENT_NAME=gsm8k_600 sglang-instrument doctor --log-dir /shared/logs
-    sglang-instrument doctor --ray                  # also each node of the Ray cluster that runs here
+    sglang-instrument doctor --ray                  # also each node of the Ray cluster that runs here,
+                                                    # and each Python of the actors that run now
     sglang-instrument doctor --rollout my_rollout.py:Agent    # what to bind in a rollout that no table knows
 
 It imports no trainer (with --ray, it imports Ray) and leaves nothing behind. Exit code 1 if there is a

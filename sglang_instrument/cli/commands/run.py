@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument import config as settings
+from sglang_instrument.cli.commands.run_watch import has_hook, install_command, watch_from_beside
 from sglang_instrument.cli.plain import say
 from sglang_instrument.config import PREFIX, Config
 from sglang_instrument.errors import InstrumentError
@@ -25,9 +26,8 @@ Run a command with instrumentation on: in its process, in those that it starts, 
 
 The command replaces this process, so that signals and the exit code are the command's. `run` sets
 SGLANG_INSTRUMENT=1 and SGLANG_INSTRUMENT_<SETTING>, and first checks that the command's Python has the
-start-up hook."""
-
-_LOOK_SEC: Final = 120
+start-up hook. Programs such as `uv run`, `conda run` or a script start a Python of their own: if nothing is
+recorded, a last line on stderr says which Python ran, and how to install this package there."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     _look(program, environment)
     say(f"sglang-instrument: {command[0]} records to {config.folder}", sys.stderr)
     sys.stdout.flush()
+    watch_from_beside(config.folder, command[0])
     os.execve(program, command, environment)  # noqa: S606 - the user's own command, with no shell around it
 
 
@@ -87,18 +88,17 @@ def _look(program: str, environment: dict[str, str]) -> None:
     python = interpreter_of(program)
     if python is None:  # a shell or a binary: which Python it will start is unknown
         return
-    seen = "import sys; sys.exit('sglang_instrument.startup.python_startup' not in sys.modules)"
     try:
-        done = subprocess.run(  # noqa: S603 - the Python that the user's own command names
-            [python, "-c", seen], check=False, env=environment, capture_output=True, timeout=_LOOK_SEC
-        )
+        if has_hook(python, environment):
+            return
+        todo = f"run `{install_command(python, environment)}` in a checkout"
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InstrumentError(f"{python} cannot be started: {error}") from None
-    if done.returncode:
-        raise InstrumentError(
-            f"{python} has no start-up hook of sglang-instrument, so that nothing would be recorded: "
-            f"run `{python} -m pip install .` in a checkout"
-        )
+    lacks = f"{python} has no start-up hook of sglang-instrument"
+    if python == program:
+        raise InstrumentError(f"{lacks}, so that nothing would be recorded: {todo}")
+    # Conda is such a script, and starts the Python of an environment; torchrun starts its own.
+    say(f"sglang-instrument: {lacks}; unless {program} starts another Python, {todo}", sys.stderr)
 
 
 def interpreter_of(program: str) -> str | None:
