@@ -3,7 +3,6 @@
 No linter reads a program in a string, and some scripts run only on a machine with a trainer or a cluster.
 """
 
-import ast
 import re
 from pathlib import Path
 
@@ -25,13 +24,9 @@ def names_of(module):
     names = (
         set(re.findall(r'"(\w+)"', source)) if file.name == "__init__.py" else set()
     )  # names made when asked for
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
+    code = compile(source, str(file), "exec", dont_inherit=True)
+    names.update(code.co_names)  # of the file itself: what it defines, assigns and imports
+    names.update(text for text in code.co_consts if isinstance(text, str))  # annotated, without a value
     if path.is_dir():
         names |= {inner.stem for inner in path.iterdir()}
     return names
