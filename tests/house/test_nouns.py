@@ -35,7 +35,7 @@ FILES = [
 
 
 def names_in(code: CodeType) -> set[str]:
-    """Return every name that compiled code has, and its strings: a field without a value has its name in one."""
+    """Return every name of compiled code, and its strings: the name of a field without a value is one."""
     names = {*code.co_varnames, *code.co_cellvars, *code.co_names}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
