@@ -1,4 +1,7 @@
-"""The demo's real rollout has two engines and three steps, and shows every fault where it was planted."""
+"""The demo's real rollout has two engines and three steps, and shows every fault where it was planted.
+
+Runs that a fault ends need no engine: there, `support/without_engine/sglang.py` replies.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,9 @@ STEPS = (1, 2, 3)
 RUN_LIMIT_SEC = 1200
 #: On a busy machine, a step in which nothing hangs may report nothing for ten seconds.
 SILENT_SEC = 45
+#: Engines that reply at once, in the process of their worker.
+STAND_IN = Path(__file__).parents[1] / "support/without_engine"
+WITHOUT_ENGINE = {"PYTHONPATH": os.pathsep.join(filter(None, (str(STAND_IN), os.environ.get("PYTHONPATH"))))}
 
 #: The parts of a step, in order.
 PARTS = frozenset(
@@ -108,25 +114,28 @@ def run_demo(folder: Path, *options: str, **environment: str) -> DemoRun:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """A run that comes to its end, with a straggler in step 2."""
-    run = run_demo(tmp_path_factory.mktemp("whole"), "--validate", "--inject", "straggler")
+    """A run that comes to its end, with faults in worker 0: one in step 1, three in step 2."""
+    names = ("starved-reward", "slow-tool", "loop-block", "slow-reward")
+    planted = [option for name in names for option in ("--inject", name)]
+    run = run_demo(tmp_path_factory.mktemp("whole"), "--validate", *planted)
     assert run.code == 0, run.errors
     return run
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """Faults in worker 0, one in step 1 and three in step 2; worker 1 dies in step 3."""
-    names = ("starved-reward", "slow-tool", "loop-block", "slow-reward", "crash")
-    planted = [option for name in names for option in ("--inject", name)]
-    return run_demo(tmp_path_factory.mktemp("faulty"), *planted)
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """Worker 1 is a straggler in step 2, and dies in step 3."""
+    planted = ("--inject", "straggler", "--inject", "crash")
+    return run_demo(tmp_path_factory.mktemp("crashed"), *planted, **WITHOUT_ENGINE)
 
 
 @pytest.fixture(scope="module")
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
     """A run of one worker in which a tool never returns."""
     hang = ("--workers", "1", "--steps", "1", "--inject", "hang", "--give-up-after", str(SILENT_SEC))
-    return run_demo(tmp_path_factory.mktemp("hanging"), *hang, SGLANG_INSTRUMENT_HANG_AFTER_SEC="2")
+    return run_demo(
+        tmp_path_factory.mktemp("hanging"), *hang, SGLANG_INSTRUMENT_HANG_AFTER_SEC="2", **WITHOUT_ENGINE
+    )
 
 
 @pytest.mark.parametrize("worker", WORKERS)
@@ -280,30 +289,28 @@ def usual_sec(run: DemoRun, event: str) -> float:
     return statistics.median(sec for step, worker in steps for sec in run.durations(event, step, worker))
 
 
-def test_a_slow_tool_call_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
-    assert first_of(faulty.records(2, 0), "tool_execution")["duration_sec"] >= SLOW_SEC
-    assert usual_sec(faulty, "tool_execution") < SLOW_SEC / 2
+def test_a_slow_tool_call_is_seen_where_it_was_planted(whole: DemoRun) -> None:
+    assert first_of(whole.records(2, 0), "tool_execution")["duration_sec"] >= SLOW_SEC
+    assert usual_sec(whole, "tool_execution") < SLOW_SEC / 2
 
 
-def test_a_slow_reward_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
-    assert first_of(faulty.records(2, 0), "reward_calculation")["duration_sec"] >= SLOW_SEC
-    assert usual_sec(faulty, "reward_calculation") < SLOW_SEC / 2
+def test_a_slow_reward_is_seen_where_it_was_planted(whole: DemoRun) -> None:
+    assert first_of(whole.records(2, 0), "reward_calculation")["duration_sec"] >= SLOW_SEC
+    assert usual_sec(whole, "reward_calculation") < SLOW_SEC / 2
     # The scoring itself was not slow.
-    assert statistics.median(faulty.durations("score", 2, 0)) < SLOW_SEC / 2
+    assert statistics.median(whole.durations("score", 2, 0)) < SLOW_SEC / 2
 
 
-def test_a_tool_that_blocks_the_event_loop_is_found_where_it_was_planted(faulty: DemoRun) -> None:
-    _, second, *_ = faulty.durations("tool_execution", 2, 0)
+def test_a_tool_that_blocks_the_event_loop_is_found_where_it_was_planted(whole: DemoRun) -> None:
+    _, second, *_ = whole.durations("tool_execution", 2, 0)
     assert second >= BLOCK_SEC
-    blocks = [record for record in faulty.records(2, 0) if record["event"] == "event_loop_block"]
+    blocks = [record for record in whole.records(2, 0) if record["event"] == "event_loop_block"]
     (block,) = [block for block in blocks if "at_tool_call" in block["extra"]["stack"][-1]]
     assert block["duration_sec"] > BLOCK_SEC / 2
 
 
-def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(
-    faulty: DemoRun,
-) -> None:
-    records = faulty.records(1, 0)
+def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(whole: DemoRun) -> None:
+    records = whole.records(1, 0)
     starved = max(
         (record for record in records if record["event"] == "reward_calculation"),
         key=lambda record: record["duration_sec"],
@@ -316,7 +323,7 @@ def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(
     assert block["start_us"] < starved["start_us"] + starved["duration_sec"] * 1e6
     assert starved["start_us"] < block["start_us"] + block["duration_sec"] * 1e6
     longest = max(blocks, key=lambda block: block["duration_sec"])  # a busy machine may add some
-    run = Run.open(faulty.folder)
+    run = Run.open(whole.folder)
     findings_of_worker = [
         finding for finding in findings_of(run, over=False) if (finding.step, finding.worker) == (1, 0)
     ]
@@ -324,10 +331,10 @@ def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(
     assert blocked.sentence.endswith(longest["extra"]["stack"][-1].split()[-1])
 
 
-def test_the_other_worker_is_seen_waiting_for_a_straggler(whole: DemoRun) -> None:
-    assert whole.durations("tool_execution", 2, 1)[-1] >= STRAGGLE_SEC
-    assert whole.durations("tool_execution", 2, 0)[-1] < STRAGGLE_SEC
-    waited, waited_for = (whole.durations("barrier_wait_duration", 2, worker)[0] for worker in WORKERS)
+def test_the_other_worker_is_seen_waiting_for_a_straggler(crashed: DemoRun) -> None:
+    assert crashed.durations("tool_execution", 2, 1)[-1] >= STRAGGLE_SEC
+    assert crashed.durations("tool_execution", 2, 0)[-1] < STRAGGLE_SEC
+    waited, waited_for = (crashed.durations("barrier_wait_duration", 2, worker)[0] for worker in WORKERS)
     assert waited > STRAGGLE_SEC / 2 > waited_for
 
 
@@ -342,24 +349,24 @@ def test_a_tool_that_never_returns_ends_the_demo_and_is_seen_open(hanging: DemoR
     assert any("tool_execution" in report for report in reports)
 
 
-def test_a_worker_that_is_killed_leaves_its_steps_and_a_clear_message(faulty: DemoRun) -> None:
-    assert faulty.code == 1
-    assert "worker 1 was killed by SIGKILL" in faulty.errors
-    assert str(faulty.folder / "output" / "worker_1.txt") in faulty.errors
+def test_a_worker_that_is_killed_leaves_its_steps_and_a_clear_message(crashed: DemoRun) -> None:
+    assert crashed.code == 1
+    assert "worker 1 was killed by SIGKILL" in crashed.errors
+    assert str(crashed.folder / "output" / "worker_1.txt") in crashed.errors
     for worker in WORKERS:
         for step in (1, 2):
-            assert STEP_CLOSED in [record["event"] for record in faulty.records(step, worker)]
-    assert STEP_CLOSED not in [record["event"] for record in faulty.records(3, 1)]
+            assert STEP_CLOSED in [record["event"] for record in crashed.records(step, worker)]
+    assert STEP_CLOSED not in [record["event"] for record in crashed.records(3, 1)]
     # The other worker, if it waited, was ended in time or reported that its step failed.
-    steps = [record for record in faulty.records(3, 0) if record["event"] == "total_step_duration"]
+    steps = [record for record in crashed.records(3, 0) if record["event"] == "total_step_duration"]
     assert all("error" in record for record in steps)
-    assert faulty.durations("total_step_duration", 3, 1) == []
+    assert crashed.durations("total_step_duration", 3, 1) == []
 
 
-def test_the_next_commands_name_the_step_of_the_verdict(faulty: DemoRun, whole: DemoRun) -> None:
-    [accused, *_] = findings(faulty)
+def test_the_next_commands_name_the_step_of_the_verdict(crashed: DemoRun, whole: DemoRun) -> None:
+    [accused, *_] = findings(crashed)
     assert (accused.cause, accused.step, accused.worker) == ("death", 3, 1)
-    where = f"{faulty.folder} --step {accused.step} --worker {accused.worker}"
-    assert f"sglang-instrument events {where}" in faulty.printed
+    where = f"{crashed.folder} --step {accused.step} --worker {accused.worker}"
+    assert f"sglang-instrument events {where}" in crashed.printed
     [first, *_] = findings(whole)
     assert f"sglang-instrument summary {whole.folder} --step {first.step}" in whole.printed
