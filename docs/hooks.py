@@ -131,8 +131,11 @@ def causes() -> str:
 
 def support() -> str:
     """Return the files of tests/support as a table: what each is for, by its first line."""
-    files = sorted((ROOT / "tests/support").glob("*.py"))
-    purposes = {path.name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
+    folder = ROOT / "tests/support"
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+    purposes = {
+        name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for name, path in files.items()
+    }
     rows = [f"| `{name}` | {(purpose or '').splitlines()[0]} |" for name, purpose in purposes.items()]
     return "\n".join(["| file | purpose |", "|---|---|", *rows])
 

@@ -131,7 +131,9 @@ def parallel(tmp_path_factory):
         "SGLANG_TEST_RETRACT_INTERVAL": "10",
         "SGLANG_INSTRUMENT_ENGINE_DETAIL": "batches",
     }
-    server = start_server(folder, instrumented(folder, **settings), "--dp-size=2", overlap=True)
+    # Unlimited, the caches of its schedulers are gigabytes, which the system must clear.
+    arguments = ("--dp-size=2", "--max-total-tokens=8192")
+    server = start_server(folder, instrumented(folder, **settings), *arguments, overlap=True)
     log = folder / "logs/run/engine"
     try:
         body = {"input_ids": PROMPTS, "rid": RIDS, "sampling_params": SAMPLING}
