@@ -100,9 +100,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if it went well, 1 if the answer is bad (a broken log, a missing patch), 2 if there is none, 3 if
-        there is too little to tell or, for `watch`, if something hangs, 130 if it was interrupted.
+        there is too little to tell or, for `watch`, if something hangs, 130 if it was interrupted. 0, too, if
+        whoever reads the output stops before its end.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _code_of(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output is gone, as after `| head`; Python's flush at exit would report it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _code_of(arguments: list[str]) -> int:
+    """Run a command, and print its errors; return the exit code."""
     try:
         return _run(arguments)
     except InstrumentError as error:
@@ -110,10 +123,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of our output is gone, as after `| head`; Python's flush at exit would report it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _run(arguments: list[str]) -> int:

@@ -130,13 +130,13 @@ def room() -> int:
 
 def _console() -> Console:
     """Return a console that is as wide as the terminal; a file or a pipe has room for everything."""
-    from rich.console import Console
+    from sglang_instrument.cli.console import PipeConsole
 
     width = _UNLIMITED
     if sys.stdout.isatty():
         asked = os.environ.get("COLUMNS", "")
         width = int(asked) if asked.isdecimal() else os.get_terminal_size(sys.stdout.fileno()).columns
-    return Console(width=width or 80, highlight=False)
+    return PipeConsole(width=width or 80, highlight=False)
 
 
 def _style(column: Column, cell: Cell) -> str:

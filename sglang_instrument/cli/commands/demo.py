@@ -151,12 +151,11 @@ def _run_synthetic(folder: Path, args: argparse.Namespace) -> int:
 
 
 def _run_real(args: argparse.Namespace, folder: Path) -> int:
-    from rich.console import Console
-
+    from sglang_instrument.cli.console import PipeConsole
     from sglang_instrument.demo.launch import DemoError, run_workers
     from sglang_instrument.demo.show import follow, train_model
 
-    options, console = _options(args), Console()
+    options, console = _options(args), PipeConsole()
     model = train_model(args.model_dir or _cache(), console)
     _announce(options, console)
     with tempfile.TemporaryDirectory(prefix="sglang-instrument-demo-") as scratch:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table as Grid
 
+from sglang_instrument.cli.console import PipeConsole
 from sglang_instrument.cli.tables import print_json, print_line, text
 from sglang_instrument.errors import InstrumentError, TargetError
 from sglang_instrument.patching.places.source_archives import SourceTree, open_tree
@@ -162,7 +162,7 @@ def _list(tables: Sequence[PatchTable], as_json: bool) -> None:
     for row in rows:
         counts = (str(row["functions"]), str(row["regions"]))
         grid.add_row(*map(text, (row["table"], row["trainer"], *counts, ", ".join(row["events"]))))
-    Console().print(grid)
+    PipeConsole().print(grid)
 
 
 def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
@@ -179,7 +179,7 @@ def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
         print_line(f"{table.name} in {checked_table.source} ({table.package} {version}{inferred}): {counted}")
         shown = [site for site in sites if site.state != "found"] if several else sites
         if shown:
-            Console().print(_sites(shown))
+            PipeConsole().print(_sites(shown))
     for name, count in Counter(checked_table.table.name for checked_table in unread).items():
         print_line(f"{name}: not in {count} source{'s' if count > 1 else ''}")
 
