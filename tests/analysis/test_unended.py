@@ -258,3 +258,50 @@ def test_tables_agree_with_the_verdict_of_made_up_runs(cause, tmp_path, capsys):
         (request,) = unended
         assert request["request_id"] in finding["sentence"]
         assert request["tool_sec"] > 100
+
+
+HANGING = """
+import threading, time
+from sglang_instrument import bind, install, span, step
+
+install(open_now_sec=0.2, hang_after_sec=0.4)
+
+def hang(event, sec):
+    with bind(request_id=event), span(event, phase="tool"):
+        time.sleep(sec)
+
+def start(event, sec):
+    thread = threading.Thread(target=hang, args=(event, sec), daemon=True)
+    thread.start()
+    return thread
+
+with step(1):
+    start("first", 3600)
+    ended = start("ended", 1.6)  # old enough for a report, and ended
+    time.sleep(0.6)
+    start("second", 3600)
+    ended.join()
+    time.sleep(3600)
+"""
+
+
+def test_spans_that_hang_are_named_with_their_places_though_the_last_report_names_others(
+    start_script, log_dir, capsys
+):
+    program = start_script(HANGING)
+
+    def old(event):
+        records = records_of(log_dir / "run" / "step_1", "worker_0.jsonl", "open_spans")
+        spans = [span for record in records for span in record["extra"]["spans"]]
+        return [span["age_sec"] for span in spans if span["event"] == event]
+
+    wait_for(lambda: old("ended"), "the span that ends later is not reported")
+    wait_for(lambda: any(age > 1.5 for age in old("second")), "the second span is not reported again")
+    program.process.kill()
+    program.wait(-9)
+    assert main(["check", str(log_dir / "run"), "--json"]) == 1
+    unended = {span["event"]: span for span in json.loads(capsys.readouterr().out)["open"]}
+    assert "ended" not in unended
+    assert {"first", "second"} <= unended.keys()
+    assert all(any("hang" in frame for frame in unended[name]["stack"]) for name in ("first", "second"))
+    assert unended["first"]["age_sec"] > unended["second"]["age_sec"] > 1.5

@@ -8,7 +8,7 @@ own `log_opened` and that of the next child, not by the end of the file.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +31,7 @@ from sglang_instrument.schema import (
 
 #: The error of a record that was made from a report of open spans.
 UNENDED: Final = "unended"
+_SAME_SEC: Final = 1.0  # a watchdog looks about once a second
 
 
 class Said(NamedTuple):
@@ -98,21 +99,56 @@ def last_said(files: Sequence[File]) -> list[Said]:
     return [last for last in said if last.spans]
 
 
+@dataclass(frozen=True)
+class _ReportedSpan:
+    """A span as an `open_spans` names it, and when."""
+
+    span: dict[str, Any]
+    at_us: int
+
+    def age_sec(self, at_us: int) -> float:
+        """Return its age at a time, if it is still open."""
+        return float(self.span.get("age_sec") or 0.0) + (at_us - self.at_us) / 1e6
+
+    def at(self, at_us: int) -> dict[str, Any]:
+        """Return it with its age at a time."""
+        return self.span if at_us == self.at_us else {**self.span, "age_sec": round(self.age_sec(at_us), 3)}
+
+    def may_be_open_beside(self, named: Sequence["_ReportedSpan"], at_us: int) -> bool:
+        """Return whether a later report does not name it, and need not."""
+        if self.age_sec(at_us) > 2 * self.age_sec(self.at_us) + _SAME_SEC:
+            return False
+        return not any(self._is(span, at_us) for span in named)
+
+    def _is(self, other: "_ReportedSpan", at_us: int) -> bool:
+        apart_sec = abs(self.age_sec(at_us) - other.age_sec(at_us))
+        names = ("event", "request_id", "turn", "tool")
+        return apart_sec < _SAME_SEC and all(self.span.get(key) == other.span.get(key) for key in names)
+
+
 @dataclass
 class _LastReports:
-    """The last reports of a process: of old spans, with their places, and of what was open."""
+    """The last reports of a process: of old spans, with their places, and of what was open.
+
+    An `open_spans` names a span when it is old enough, and again at each doubling of its age: of two spans
+    that hang, each may have records of its own. An `open_now` counts the open spans of each event.
+    """
 
     old: Control | None = None
     now: Control | None = None
+    _reported: list[_ReportedSpan] = field(default_factory=list)  # the last one first
 
     def take(self, control: Control) -> None:
         """Take the next control record of a file."""
         if control.event == OPEN_SPANS:
-            self.old = control
+            named = [_ReportedSpan(span, control.time_us) for span in dicts_in(control.extra.spans)]
+            at_us = control.time_us
+            earlier = (span for span in self._reported if span.may_be_open_beside(named, at_us))
+            self.old, self._reported = control, [*named, *earlier]
         elif control.event == OPEN_NOW:
             self.now = control
         elif control.event in (STEP_CLOSED, LOG_CLOSED):
-            self.old = self.now = None
+            self.old, self.now, self._reported = None, None, []
 
     @property
     def at_us(self) -> int:
@@ -120,21 +156,30 @@ class _LastReports:
         return max((report.time_us for report in (self.old, self.now) if report is not None), default=0)
 
     def spans(self) -> list[dict[str, Any]]:
-        """Return what was open by both reports, each span once."""
-        old = dicts_in([] if self.old is None else self.old.extra.spans)
-        now = dicts_in([] if self.now is None else self.now.extra.oldest)
-        if self.old is None or self.now is None or self.now.time_us <= self.old.time_us:
-            return old or [innermost_span(named) for named in now]
-        later_sec = (self.now.time_us - self.old.time_us) / 1e6
+        """Return what was open by all reports, each span once: the oldest first, then what is not old yet."""
+        at_us = self.at_us
+        reported = sorted(self._still_counted(), key=lambda span: span.age_sec(at_us), reverse=True)
+        old = [span.at(at_us) for span in reported]
+        now = [innermost_span(named) for named in dicts_in(self.now and self.now.extra.oldest)]
+        if old and self.now is not None and self.old is not None and self.now.time_us <= self.old.time_us:
+            return old
+        known = {(span.get("event"), span.get("request_id")) for span in old}
+        return [*old, *(span for span in now if (span["event"], span.get("request_id")) not in known)]
+
+    def _still_counted(self) -> list[_ReportedSpan]:
+        """Return as many reported spans of each event as an `open_now` after them counts, the last ones."""
+        if self.now is None:
+            return self._reported
         counts = self.now.extra.open if isinstance(self.now.extra.open, dict) else {}
-        still = [
-            {**span, "age_sec": round(float(span.get("age_sec") or 0.0) + later_sec, 3)}
-            for span in old
-            if counts.get(str(span.get("event")))
-        ]
-        known = {(span.get("event"), span.get("request_id")) for span in still}
-        others = [innermost_span(named) for named in now]
-        return [*still, *(span for span in others if (span["event"], span.get("request_id")) not in known)]
+        chosen: list[_ReportedSpan] = []
+        for span in self._reported:
+            event = str(span.span.get("event"))
+            count, is_of_last = counts.get(event), span.at_us == self._reported[0].at_us
+            before = sum(str(other.span.get("event")) == event for other in chosen)
+            is_counted = bool(count) and (is_of_last or not isinstance(count, int) or before < count)
+            if is_counted or span.at_us >= self.now.time_us:
+                chosen.append(span)
+        return chosen
 
 
 def dicts_in(values: Any) -> list[dict[str, Any]]:
