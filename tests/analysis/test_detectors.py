@@ -8,9 +8,15 @@ from typing import Any
 
 import polars as pl
 import pytest
+from scipy.special import bdtrc
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.verdict.evidence.chance import Draws, chance_beyond, tail_of
+from sglang_instrument.analysis.verdict.evidence.chance import (
+    Draws,
+    chance_beyond,
+    chance_of_so_many,
+    tail_of,
+)
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -244,3 +250,13 @@ def test_the_chance_to_reach_a_value_counts_all_but_the_owner_s() -> None:
     mine = pl.Series([*of_owner, beyond, beyond]).sort()
     draws = Draws(pl.Series([*values, beyond, beyond]))
     assert draws.chance_to_reach(beyond, mine.to_numpy()) == pytest.approx(tail)
+
+
+def test_the_chance_of_so_many_is_the_binomial_distribution_s() -> None:
+    random = Random(11)
+    for _ in range(2000):
+        of = random.choice([1, 3, 10, 64, 3000])
+        number, share = random.randint(0, of), random.choice([0.0, 1.0, random.random(), 1e-6])
+        expected = 1.0 if number == 0 else bdtrc(number - 1, of, share)
+        assert chance_of_so_many(number, of, share) == pytest.approx(expected, rel=1e-9, abs=1e-300)
+    assert chance_of_so_many(4, 3, 0.5) == 0.0

@@ -63,10 +63,24 @@ def chance_beyond(longest: list[float], reached: float) -> float:
 
 
 def chance_of_so_many(number: int, of: int, share: float) -> float:
-    """Return the probability that at least `number` of `of` draws reach what a `share` of all reaches."""
-    from scipy.special import bdtrc
+    """Return the probability that at least `number` of `of` draws reach what a `share` of all reaches.
 
-    return 1.0 if number <= 0 else float(bdtrc(number - 1, of, share))
+    The binomial distribution, summed term by term: `scipy.special` takes longer to import than a verdict.
+    """
+    if number <= 0:
+        return 1.0
+    if share <= 0.0 or share >= 1.0:
+        return float(share > 0.0 and number <= of)
+    log_share, log_rest = math.log(share), math.log1p(-share)
+    return math.fsum(
+        math.exp(_log_choices(of, drawn) + drawn * log_share + (of - drawn) * log_rest)
+        for drawn in range(number, of + 1)
+    )
+
+
+def _log_choices(of: int, drawn: int) -> float:
+    """Return the logarithm of the number of ways to choose some of all."""
+    return math.lgamma(of + 1) - math.lgamma(drawn + 1) - math.lgamma(of - drawn + 1)
 
 
 def tail_of(values: pl.Series) -> list[float]:
