@@ -1,6 +1,7 @@
 """Aggregate nested spans into the tables that most answers need: steps, requests, turns, barriers, paths."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import polars as pl
@@ -147,12 +148,22 @@ class Digest:
 
     def filter(self, condition: pl.Expr) -> "Digest":
         """Return the rows of all tables that meet a condition on the columns of `PLACE`."""
-        return Digest(**{name: table.filter(condition) for name, table in self.tables().items()})
+        return Digest(**{name: _rows_where(table, condition) for name, table in self.tables().items()})
 
     def of_workers(self) -> "Digest":
         """Return the rows of rollout workers; of training or validations that no worker wrote, all rows."""
+        return self._of_workers
+
+    @cached_property
+    def _of_workers(self) -> "Digest":
         kinds = self.steps.filter(role="worker")["validate"].unique().to_list()
         return self.filter((pl.col("role") == "worker") | ~pl.col("validate").is_in(kinds)) if kinds else self
+
+
+def _rows_where(table: pl.DataFrame, condition: pl.Expr) -> pl.DataFrame:
+    """Return the rows that meet a condition; where all do, the table itself and no copy."""
+    is_met = table.select(condition).to_series()
+    return table if is_met.all(ignore_nulls=False) else table.filter(is_met)
 
 
 def digest_records(records: pl.DataFrame) -> Digest:
@@ -185,15 +196,19 @@ def _lacking(column: str) -> pl.Expr:
 
 
 def concat_digests(digests: list[Digest]) -> Digest:
-    """Concatenate digests."""
+    """Concatenate digests; a table that only one of them has is not copied."""
     return Digest(
         **{
-            name: pl.concat(
-                [pl.DataFrame(schema=schema), *(digest.tables()[name] for digest in digests)], rechunk=True
-            )
+            name: _concat([digest.tables()[name] for digest in digests], pl.DataFrame(schema=schema))
             for name, schema in SCHEMAS.items()
         }
     )
+
+
+def _concat(tables: list[pl.DataFrame], empty: pl.DataFrame) -> pl.DataFrame:
+    filled = [table for table in tables if len(table)]
+    is_alone = len(filled) == 1 and filled[0].schema == empty.schema
+    return filled[0].rechunk() if is_alone else pl.concat([empty, *filled], rechunk=True)
 
 
 def _renumbered(spans: pl.DataFrame) -> pl.DataFrame:

@@ -30,8 +30,12 @@ def renumber(table: pl.DataFrame, files: Sequence[File], kept_files: Sequence[Fi
 def _renumbered(
     table: pl.DataFrame, files: Sequence[File], new: Mapping[tuple[str, int, int, int, str | None], int]
 ) -> pl.DataFrame:
-    numbers = pl.Series([new.get(run) for run in number_sources(files)], dtype=pl.Int64)
-    return table.with_columns(numbers.gather(table["source"]).alias("source")).drop_nulls("source")
+    numbers = [new.get(run) for run in number_sources(files)]
+    if numbers == list(range(len(numbers))):
+        return table
+    renumbered = pl.Series(numbers, dtype=pl.Int64).gather(table["source"]).alias("source")
+    table = table.with_columns(renumbered)
+    return table.drop_nulls("source") if renumbered.null_count() else table
 
 
 def join_digests(parts: Sequence[tuple[Sequence[File], Digest]], files: Sequence[File]) -> Digest:
@@ -45,9 +49,11 @@ def join_digests(parts: Sequence[tuple[Sequence[File], Digest]], files: Sequence
         for read, digest in parts
     ]
     joined = concat_digests(renumbered)
-    return Digest(
-        **{name: table.sort("source", maintain_order=True) for name, table in joined.tables().items()}
-    )
+    return Digest(**{name: _in_order(table) for name, table in joined.tables().items()})
+
+
+def _in_order(table: pl.DataFrame) -> pl.DataFrame:
+    return table if table["source"].is_sorted() else table.sort("source", maintain_order=True)
 
 
 def only_files(digest: Digest, files: Sequence[File], kept_files: Sequence[File]) -> Digest:

@@ -41,9 +41,11 @@ class CompactReader:
         while kind_and_step := self._byte():
             step, kind = kind_and_step >> 4, kind_and_step & 15
             number = number + step if step else self._integer()
-            is_wanted = number in wanted
-            value = self._value(kind, wanted[number] or {} if is_wanted else {}, depth, in_list=False)
-            if is_wanted:
+            if kind in _INTEGERS:  # most fields
+                value = self._integer()
+            else:
+                value = self._value(kind, wanted.get(number) or {}, depth, in_list=False)
+            if number in wanted:
                 fields[number] = value
         return fields
 
@@ -80,8 +82,11 @@ class CompactReader:
         return (number >> 1) ^ -(number & 1)
 
     def _varint(self) -> int:
-        number = 0
-        for place in range(_MOST_VARINT_BYTES):
+        number = self._byte()
+        if number < 128:
+            return number
+        number &= 127
+        for place in range(1, _MOST_VARINT_BYTES):
             byte = self._byte()
             number |= (byte & 127) << 7 * place
             if byte < 128:

@@ -194,6 +194,20 @@ class RunFiles(tuple[File, ...]):
                     by_event.setdefault(control.event, []).append((file, control))
         return by_event
 
+    @cached_property
+    def ended(self) -> set[str]:
+        """`ended_paths` of the files."""
+        ended = {file.path for file, _ in controls_of(self, STEP_CLOSED)}
+        may_have_ended = {file.path: file for file, _ in controls_of(self, LOG_CLOSED)}
+        for path, file in may_have_ended.items():
+            counted = [
+                control for control in file.controls if self.newest.counts(file.folder, control.run_id)
+            ]
+            events = [control.event for control in counted if control.event in (LOG_OPENED, LOG_CLOSED)]
+            if events[-1] == LOG_CLOSED:
+                ended.add(path)
+        return ended
+
     @staticmethod
     def of(files: Sequence[File]) -> "RunFiles":
         """Return these files, with what is known of them."""
@@ -331,12 +345,4 @@ def is_shared(file: File) -> bool:
 
 def ended_paths(files: Sequence[File]) -> set[str]:
     """Return the paths of files whose step was closed, or whose log was closed after its last opening."""
-    files = RunFiles.of(files)
-    ended = {file.path for file, _ in controls_of(files, STEP_CLOSED)}
-    may_have_ended = {file.path: file for file, _ in controls_of(files, LOG_CLOSED)}
-    counts = newest_run_filter(files)
-    for path, file in may_have_ended.items():
-        events = [control.event for control in file.controls if counts(file, control.run_id)]
-        if [event for event in events if event in (LOG_OPENED, LOG_CLOSED)][-1] == LOG_CLOSED:
-            ended.add(path)
-    return ended
+    return RunFiles.of(files).ended

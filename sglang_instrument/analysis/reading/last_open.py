@@ -100,7 +100,7 @@ def last_said(files: Sequence[File]) -> list[Said]:
 
 
 @dataclass(frozen=True)
-class _ReportedSpan:
+class _NamedSpan:
     """A span as an `open_spans` names it, and when."""
 
     span: dict[str, Any]
@@ -110,17 +110,17 @@ class _ReportedSpan:
         """Return its age at a time, if it is still open."""
         return float(self.span.get("age_sec") or 0.0) + (at_us - self.at_us) / 1e6
 
-    def at(self, at_us: int) -> dict[str, Any]:
+    def with_age(self, at_us: int) -> dict[str, Any]:
         """Return it with its age at a time."""
         return self.span if at_us == self.at_us else {**self.span, "age_sec": round(self.age_sec(at_us), 3)}
 
-    def may_be_open_beside(self, named: Sequence["_ReportedSpan"], at_us: int) -> bool:
+    def may_be_open_beside(self, named: Sequence["_NamedSpan"], at_us: int) -> bool:
         """Return whether a later report does not name it, and need not."""
         if self.age_sec(at_us) > 2 * self.age_sec(self.at_us) + _SAME_SEC:
             return False
         return not any(self._is(span, at_us) for span in named)
 
-    def _is(self, other: "_ReportedSpan", at_us: int) -> bool:
+    def _is(self, other: "_NamedSpan", at_us: int) -> bool:
         apart_sec = abs(self.age_sec(at_us) - other.age_sec(at_us))
         names = ("event", "request_id", "turn", "tool")
         return apart_sec < _SAME_SEC and all(self.span.get(key) == other.span.get(key) for key in names)
@@ -136,12 +136,12 @@ class _LastReports:
 
     old: Control | None = None
     now: Control | None = None
-    _reported: list[_ReportedSpan] = field(default_factory=list)  # the last one first
+    _reported: list[_NamedSpan] = field(default_factory=list)  # the last one first
 
     def take(self, control: Control) -> None:
         """Take the next control record of a file."""
         if control.event == OPEN_SPANS:
-            named = [_ReportedSpan(span, control.time_us) for span in dicts_in(control.extra.spans)]
+            named = [_NamedSpan(span, control.time_us) for span in dicts_in(control.extra.spans)]
             at_us = control.time_us
             earlier = (span for span in self._reported if span.may_be_open_beside(named, at_us))
             self.old, self._reported = control, [*named, *earlier]
@@ -159,19 +159,19 @@ class _LastReports:
         """Return what was open by all reports, each span once: the oldest first, then what is not old yet."""
         at_us = self.at_us
         reported = sorted(self._still_counted(), key=lambda span: span.age_sec(at_us), reverse=True)
-        old = [span.at(at_us) for span in reported]
+        old = [span.with_age(at_us) for span in reported]
         now = [innermost_span(named) for named in dicts_in(self.now and self.now.extra.oldest)]
         if old and self.now is not None and self.old is not None and self.now.time_us <= self.old.time_us:
             return old
         known = {(span.get("event"), span.get("request_id")) for span in old}
         return [*old, *(span for span in now if (span["event"], span.get("request_id")) not in known)]
 
-    def _still_counted(self) -> list[_ReportedSpan]:
+    def _still_counted(self) -> list[_NamedSpan]:
         """Return as many reported spans of each event as an `open_now` after them counts, the last ones."""
         if self.now is None:
             return self._reported
         counts = self.now.extra.open if isinstance(self.now.extra.open, dict) else {}
-        chosen: list[_ReportedSpan] = []
+        chosen: list[_NamedSpan] = []
         for span in self._reported:
             event = str(span.span.get("event"))
             count, is_of_last = counts.get(event), span.at_us == self._reported[0].at_us

@@ -104,6 +104,8 @@ def _with_open_requests(digest: Digest, is_open: pl.DataFrame) -> pl.DataFrame:
             end_us=pl.max_horizontal(pl.col("end_us").max(), pl.col("seen_us").first()),
         )
     )
+    if rows.is_empty():
+        return requests
     rows = rows.with_columns(
         duration_sec=(pl.col("end_us") - pl.col("start_us")) * US, error=pl.lit(UNENDED), implied=False
     )
