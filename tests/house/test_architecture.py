@@ -154,6 +154,13 @@ MAY_IMPORT = {
     "report.otlp": ANSWERS | {"package", "report"},
     "testing.simulation": {"words", "recording.keep", "analysis.timing"},
     "testing.causes": {"words", "testing.simulation"},
+    "testing.world.serving": {"words"},
+    "testing.world.rollout": {"words", "testing.world.serving"},
+    "testing.world.faults": {"words", "testing.world.serving", "testing.world.rollout"},
+    "testing.world": {
+        *("words", "recording.keep", "testing.world.serving"),
+        *("testing.world.rollout", "testing.world.faults"),
+    },
     "testing": MEASURE | {"recording.keep", "recording.watch", "testing.simulation", "testing.causes"},
     "demo": {"words", "testing", "testing.causes", "package"},
 }

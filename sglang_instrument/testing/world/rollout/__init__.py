@@ -1,0 +1,1 @@
+"""The callers of a simulated world: conversations, tools, rewards, trainers."""

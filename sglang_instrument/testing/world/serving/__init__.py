@@ -1,0 +1,1 @@
+"""The servers of a simulated world: clock, prefix cache, scheduler, router."""
