@@ -55,7 +55,8 @@ test-collect: environment-storage environment-sshd $(VENV)/.develop
 test-mlflow: environment-mlflow
 	@[ ! -f .envs/mlflow/.made ] || $(CACHED) .envs/mlflow/bin/python -m pytest tests/on_mlflow
 
-# ROLL=DIR names a checkout whose real rollouts run, too; without it, their test is skipped and says so.
+# SLIME=DIR, MILES=DIR, NEMO=DIR and ROLL=DIR name checkouts whose real rollouts run, too. Without one, its tests are
+# skipped and say so.
 test-trainers: environments test-ray test-collect test-mlflow $(VENV)/.develop
 	$(PYTEST) tests/trainers
 

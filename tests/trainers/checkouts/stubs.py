@@ -6,6 +6,7 @@ module of which every name can be imported, called and inherited.
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import types
 from pathlib import Path
@@ -91,3 +92,12 @@ def stand_in_for(folder):
     """Put the checkout on `sys.path`, and replace what it imports and what is not installed."""
     sys.path.insert(0, str(folder))
     sys.meta_path.append(Finder(folder))
+
+
+def end():
+    """Write the log and leave, without waiting for loops and threads that the trainer never ends."""
+    import sglang_instrument
+
+    sys.stdout.flush()
+    sglang_instrument.flush()
+    os._exit(0)

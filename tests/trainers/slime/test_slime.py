@@ -5,8 +5,6 @@ tests check the tables against the stand-in.
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from functools import cache
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from logged import read_records, recorded_events
+from logged_program import run_logged
 
 HERE = Path(__file__).parent
 RAY = HERE.parents[2] / ".envs/ray/bin/python"
@@ -51,19 +50,15 @@ def rolled(tmp_path_factory):
 
 def run_python(python, arguments, folder):
     """Run Python with the stand-in for slime; it logs to `folder/run`."""
-    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    paths = os.pathsep.join([str(HERE), str(HERE / "stand_in")])
-    ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(folder)}
-    ours |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # its workers yield to none
-    done = subprocess.run(
-        [str(python), "-W", "ignore", *map(str, arguments)],
-        env={**inherited, **ours, "PYTHONPATH": paths},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SEC,
+    variables = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # its workers yield to none
+    done = run_logged(
+        [python, "-W", "ignore", *arguments],
+        folder,
+        limit_sec=LIMIT_SEC,
+        paths=[HERE, HERE / "stand_in"],
+        hook=False,
+        **variables,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from logged import read_records
-from own_group import run_in_group
+from logged_program import run_logged
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -57,26 +57,21 @@ def without_hook(folder):
 
 def drive(folder, mode, python, **more):
     """Run `drive.py` to its end."""
-    done = start(folder, "drive.py", mode, python, **more)
-    return Outcome(folder, json.loads((folder / "outcome.json").read_text()), done.stdout)
+    printed = start(folder, "drive.py", mode, python, hook=False, **more)
+    return Outcome(folder, json.loads((folder / "outcome.json").read_text()), printed)
 
 
 def train(folder, mode, python, **more):
     """Run `train.py` to its end."""
-    switch = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
-    switch |= {"SGLANG_INSTRUMENT_SCALARS": "1", "VERL_FILE_LOGGER_PATH": str(folder / "tracked.jsonl")}
+    scalars = {"SGLANG_INSTRUMENT_SCALARS": "1", "VERL_FILE_LOGGER_PATH": str(folder / "tracked.jsonl")}
     platform = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu", "VERL_ENGINE_DEVICE": "cuda"}
-    done = start(folder, "train.py", mode, python, **switch, **platform, **more)
-    return Outcome(folder, {}, done.stdout)
+    return Outcome(folder, {}, start(folder, "train.py", mode, python, **scalars, **platform, **more))
 
 
 def start(folder, script, mode, python, **more):
-    """Run one of the scripts here to its end."""
-    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    """Run one of the scripts here to its end; return what it printed, and its errors."""
     sockets = Path("/tmp") / f"r{os.getpid()}"  # a short path: the length of Ray's socket paths is limited
     variables = {
-        **inherited,
-        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, HERE.parent / "verl/shims"])),
         "PYTHONWARNINGS": "ignore",
         "SGLANG_USE_CPU_ENGINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -89,19 +84,12 @@ def start(folder, script, mode, python, **more):
     }
     command = [python, "-W", "ignore", HERE / script, MODEL, folder, mode]
     try:
-        done = run_in_group(
-            command,
-            env=variables,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_SEC,
+        done = run_logged(
+            command, folder, limit_sec=LIMIT_SEC, paths=[HERE, HERE.parent / "verl/shims"], **variables
         )
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
-    assert done.returncode == 0, done.stdout[-8000:]
-    return done
+    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="session")
@@ -151,6 +139,4 @@ def one_step_off(tmp_path_factory):
 def dropped(tmp_path_factory):
     """Samples that verl's own queue and buffer threw away."""
     folder = tmp_path_factory.mktemp("dropped")
-    switch = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
-    done = start(folder, "dropping.py", "none", interpreter(), **switch)
-    return Outcome(folder, {}, done.stdout)
+    return Outcome(folder, {}, start(folder, "dropping.py", "none", interpreter()))

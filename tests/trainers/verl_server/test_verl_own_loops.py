@@ -1,10 +1,9 @@
 """Agent loops of a team's own, in verl's real worker: turns are calls of the engine; nothing unknown is 0."""
 
-import subprocess
-
 import pytest
-from conftest import HERE, LIMIT_SEC, MODEL, ROOT, interpreter
+from conftest import HERE, LIMIT_SEC, MODEL, interpreter
 from logged import read_records
+from logged_program import run_logged
 
 REQUEST = "async_rollout_request_complete"
 UNKNOWN = {"turns_with_tools", "total_tool_time", "turn_timings"}
@@ -13,24 +12,9 @@ UNKNOWN = {"turns_with_tools", "total_tool_time", "turn_timings"}
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own_loops")
-    done = subprocess.run(
-        [interpreter(), "-W", "ignore", HERE / "own_loop.py", MODEL],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(folder),
-            "PYTHONPATH": f"{ROOT}:{HERE}",
-            "HANG": str(folder / "hang"),
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "SGLANG_INSTRUMENT": "1",
-            "EXPERIMENT_NAME": "run",
-            "SGLANG_INSTRUMENT_LOG_DIR": str(folder),
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SEC,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    command = [interpreter(), "-W", "ignore", HERE / "own_loop.py", MODEL]
+    variables = {"HOME": str(folder), "HANG": str(folder / "hang"), "SGLANG_USE_CPU_ENGINE": "1"}
+    run_logged(command, folder, limit_sec=LIMIT_SEC, paths=[HERE], **variables)
     return read_records(folder / "run")
 
 

@@ -16,9 +16,11 @@ def run_multi_turn_rollout(
 ):
     batch_size = len(input_batch)
     active_indices = list(range(batch_size))
+    active_samples_per_turn = []
     for turn in range(max_rollout_turns):
         if not active_indices:
             break
+        active_samples_per_turn.append(len(active_indices))
         active_batch, generated_ids, gen_metrics = generate_responses(policy_generation, input_batch)
         env_output = calculate_rewards(active_batch, task_to_env)
         active_indices = env_output[1:]
@@ -42,6 +44,7 @@ async def run_sample_multi_turn_rollout(
     total_reward = 0.0
     turn_count = token_count = assistant_token_count = env_token_count = 0
     terminated = truncated = False
+    turn_total_tokens = []
     for turn in range(max_rollout_turns):
         if terminated or truncated:
             break
@@ -54,6 +57,7 @@ async def run_sample_multi_turn_rollout(
                 gen_metrics,
             ) = await async_generate_response_for_sample_turn(policy_generation, [])
             assistant_token_count += len(generated_tokens)
+            turn_total_tokens.append(input_lengths + len(generated_tokens))
         except Exception as e:
             print(f"Error: {e}")
             break
