@@ -16,6 +16,7 @@ from sglang_instrument.analysis.answers.join import (
     usual_token_sec,
     why,
 )
+from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.store import homes
 from sglang_instrument.analysis.verdict.verdict import Finding
@@ -114,6 +115,38 @@ def test_a_request_that_ends_before_its_retraction_was_made_good_has_no_second_p
     log.life("a", 0.5, ("admit", 1), ("first", 2), ("retract", 5), ("admit", 15), end=20)
     row = only(engine_request_table(opened(log)).filter(rid="a"))
     assert (row["prefill_sec"], row["decode_sec"]) == pytest.approx((1, 3))
+
+
+def sampled(log):
+    """Two samples of one prompt, "x1" and "x2", which the engine calls "y1" and "y2", in a worker's engine."""
+    request = {"request_id": "r0", "turn": 0}
+    log.write(
+        "step_1/worker_0.jsonl",
+        ("total_step_duration", 0, 9, {}),
+        ("engine_tokenize", 1, 0.1, {**request, "rid": "x1", "prompt_tokens": 7}),
+        ("engine_wait", 2, 2, {**request, "rid": "y1", "completion_tokens": 4, "finish_reason": "stop"}),
+        ("engine_wait", 2, 3, {**request, "rid": "y2", "completion_tokens": 6, "finish_reason": "length"}),
+        ("engine_request", 1, 4, {**request, "rid": ["x1", "x2"], "completion_tokens": 10}),
+    )
+    for rid, scheduler in (("y1", "scheduler_0_tp0"), ("y2", "scheduler_1_tp0")):
+        log.write(f"engine/{scheduler}.jsonl", ("scheduler_receive", 2, 0.001, {"rid": rid}))
+    log.write("engine/detokenizer_0.jsonl", ("engine_detokenize", 4, 0.0, {"rids": ["y1", "y2"]}))
+
+
+def test_samples_that_the_engine_renames_are_calls_with_tokens_of_their_own(log):
+    sampled(log)
+    calls = server_calls(opened(log)).select("rid", "request_id", "server", "completion_tokens")
+    assert sorted(calls.rows()) == [
+        ("y1", "r0", "scheduler_0_tp0", 4),
+        ("y2", "r0", "scheduler_1_tp0", 6),
+    ]
+
+
+def test_samples_of_a_server_s_own_log_have_tokens_and_reasons_of_their_own(log):
+    sampled(log)
+    (log.folder / "step_1/worker_0.jsonl").rename(log.folder / "engine/server_0.jsonl")
+    rows = engine_request_table(opened(log)).select("rid", "completion_tokens", "finish_reason", "server")
+    assert sorted(rows.rows()) == [("y1", 4, "stop", "server_0"), ("y2", 6, "length", "server_0")]
 
 
 def test_the_pieces_of_a_long_prompt_are_its_prefill(log):

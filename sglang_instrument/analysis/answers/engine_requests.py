@@ -289,6 +289,15 @@ def _on_request(request: _EngineRequest, line: Line, fields: EngineFields, name:
             request.prompt_tokens = number(fields.prompt_tokens)
 
 
+def _on_wait(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
+    """Take what the reply to one of several samples or prompts says; the call of all has only the sums."""
+    request.server = name
+    if request.completion_tokens is None:
+        request.completion_tokens = number(fields.completion_tokens)
+        request.cached_tokens = number(fields.cached_tokens)
+        request.finish_reason = fields.finish_reason if isinstance(fields.finish_reason, str) else None
+
+
 def _on_tokenize(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
     request.server, request.tokenize_sec = name, line.duration_sec
 
@@ -323,6 +332,7 @@ _HANDLERS: Final = {
     "engine_request": _on_request,
     "engine_stream": _on_request,
     "server_generate": _on_request,
+    "engine_wait": _on_wait,
     "engine_tokenize": _on_tokenize,
     "scheduler_receive": _on_receive,
     "engine_detokenize": _on_detokenize,

@@ -25,6 +25,8 @@ CONVERSATION: Final = ("step", "validate", "worker", "request_id")
 #: Ends with the name of the server that the client of verl chose for the next call.
 _CHOSEN: Final = "server_wait"
 _CALL: Final = "turn_engine_call"
+#: Names a call before the engine has taken it; each of several samples then gets a name of its own.
+_PREPARED: Final = "engine_tokenize"
 _TIMES: Final = ("queue_sec", "prefill_sec", "decode_sec")
 _SIZES: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 CALLS: Final[dict[str, Any]] = {
@@ -141,6 +143,8 @@ def _rows(run: Run, files: list[File]) -> Iterator[tuple[Any, ...]]:
         key = (fields.request_id, fields.turn)
         if line.event == _CHOSEN and isinstance(fields.server, str):
             chosen[key] = fields.server
+        elif line.event == _PREPARED:
+            continue
         elif isinstance(fields.rid, str) and fields.request_id is not None and line.duration_sec is not None:
             server = fields.server if isinstance(fields.server, str) else chosen.get(key)
             yield (
