@@ -118,7 +118,7 @@ def test_a_request_that_ends_before_its_retraction_was_made_good_has_no_second_p
 
 
 def sampled(log):
-    """Two samples of one prompt, "x1" and "x2", which the engine calls "y1" and "y2", in a worker's engine."""
+    """Two samples of a prompt, "x1" and "x2", which the engine of a worker renames "y1" and "y2"."""
     request = {"request_id": "r0", "turn": 0}
     log.write(
         "step_1/worker_0.jsonl",
