@@ -162,7 +162,11 @@ def test_a_killed_command_loses_nothing_and_goes_on(name: str, world: World) -> 
 
 
 def points_of(changes: int) -> list[int]:
-    """Return before which changes to kill: the first ones, the last, and some between, in equal distances."""
+    """Return before which changes to kill: all; or the last, and some before, in equal distances.
+
+    A command that is killed before its first change has done nothing.
+    """
     assert changes > 2
-    count = changes if POINTS == 0 else min(POINTS, changes)
-    return sorted({1 + round(number * (changes - 1) / max(1, count - 1)) for number in range(count)} | {2, 3})
+    if POINTS == 0:
+        return list(range(1, changes + 1))
+    return sorted({2, 3} | {2 + round(number * (changes - 2) / (POINTS - 1)) for number in range(POINTS)})
