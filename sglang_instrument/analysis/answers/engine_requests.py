@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.engine_records import engine_files, iter_records
+from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.reading.records.engine_fields import (
     EngineFields,
     number,
@@ -15,7 +17,6 @@ from sglang_instrument.analysis.reading.records.engine_fields import (
     tokens_of,
 )
 from sglang_instrument.analysis.run.cached_tables import cached_table
-from sglang_instrument.analysis.run.newest_records import newest_records
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
@@ -43,24 +44,6 @@ _SCHEMA: Final[dict[str, Any]] = {
     "finish_reason": pl.String,
     "retracted_tokens": pl.Int64,
 }
-
-
-def iter_records(
-    run: Run, files: Sequence[File], events: Collection[str] = (), keys: Collection[str] = ()
-) -> Iterator[tuple[File, Line, EngineFields]]:
-    """Yield records that have a start, of newest runs; of files that `prune` deleted, the calls that it kept.
-
-    Args:
-        run: The run.
-        files: Files of it.
-        events: Which records, as in `newest_records`.
-        keys: The same.
-    """
-    for file, line, fields in newest_records(
-        run, files, EngineFields, events=events, keys=keys, with_kept=True
-    ):
-        if line.start_us is not None:
-            yield file, line, fields
 
 
 @dataclass
@@ -167,9 +150,7 @@ _TRANSITIONS: Final = {
 }
 
 
-def engine_requests(
-    run: Run, files: Sequence[File] | None = None, ahead_us: Mapping[str, int] | None = None
-) -> pl.DataFrame:
+def engine_requests(run: Run, files: Sequence[File] | None = None) -> pl.DataFrame:
     """Return one row per request of the engine, by its `rid`, in the order of arrival.
 
     Args:
@@ -177,28 +158,25 @@ def engine_requests(
         files: Files of workers to read as well, which have the tokenizer manager of an engine inside them.
             None: all files, if the engine's own processes log no ends of requests: without a detokenizer
             (`skip_tokenizer_init`) only the tokenizer manager knows them.
-        ahead_us: How far the clocks of processes are ahead; it is subtracted (`round_trips.ahead_us`).
 
     Returns:
         rid; server, scheduler: the stems of their files; start_us, end_us, duration_sec: from its arrival at
-        the server, or the scheduler, to its answer; tokenize_sec; queue_sec, prefill_sec, decode_sec: from
+        the server, or the scheduler, to its answer, on the clock of the median worker
+        (`round_trips.ahead_us`); tokenize_sec; queue_sec, prefill_sec, decode_sec: from
         its arrival at the scheduler to its last token, on the scheduler's clock, without retracted_sec: from
         a retraction to the next token; retractions, after which retracted_tokens were computed again;
         prompt_tokens, of which cached_tokens were in the cache, and of these cached_host_tokens in the host's
         memory, cached_storage_tokens in a store beyond it; completion_tokens; finish_reason. Null where
         nothing was logged. SGLang's own health checks are left out.
     """
-    return _read_requests(run, files, ahead_us or {})
-
-
-def _read_requests(run: Run, files: Sequence[File] | None, ahead_us: Mapping[str, int]) -> pl.DataFrame:
     requests: dict[str, _EngineRequest] = {}
     logs_of_engines = engine_files(run)
-    _collect(requests, iter_records(run, logs_of_engines), ahead_us)
+    ahead = ahead_us(run)
+    _collect(requests, iter_records(run, logs_of_engines), ahead)
     if files is None:
         files = run.files if _lacks_ends(requests) else ()
     others = [file for file in files if file.place is not None and file not in logs_of_engines]
-    _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us)
+    _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead)
     tells_names = any(request.arrived is not None for request in requests.values())
     rows = [
         row
@@ -224,15 +202,15 @@ def _name_servers(rows: Sequence[dict[str, Any]]) -> None:
 def _collect(
     requests: dict[str, _EngineRequest],
     records: Iterator[tuple[File, Line, EngineFields]],
-    ahead_us: Mapping[str, int],
+    ahead: Mapping[str, int],
 ) -> None:
-    """Add what records say of requests."""
+    """Add what records say of requests, on the clock that `ahead` aligns them to."""
     for file, line, fields in records:
         handler = _HANDLERS.get(line.event)
         if handler is None:
             continue
         name = file.place.stem if file.place else ""
-        line.start_us = (line.start_us or 0) - ahead_us.get(name, 0)
+        line.start_us = (line.start_us or 0) - ahead.get(name, 0)
         for rid in rids_of(fields):
             request = requests.get(rid)
             if request is None:
@@ -248,12 +226,12 @@ def _lacks_ends(requests: Mapping[str, _EngineRequest]) -> bool:
 
 def cached_engine_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests`, from the cache unless the run's files changed."""
-    return with_later_columns(cached_table(run, "engine_requests", lambda: _read_requests(run, None, {})))
+    return with_later_columns(cached_table(run, "engine_requests", lambda: engine_requests(run)))
 
 
 def called_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests` of all files."""
-    return _read_requests(run, run.files, {})
+    return engine_requests(run, run.files)
 
 
 def with_later_columns(table: pl.DataFrame) -> pl.DataFrame:
@@ -266,11 +244,6 @@ def with_later_columns(table: pl.DataFrame) -> pl.DataFrame:
 def with_whole_queue(requests: pl.DataFrame) -> pl.DataFrame:
     """Count what retractions cost as time in the queue, for those who ask when a server was full."""
     return requests.with_columns(queue_sec=pl.col("queue_sec") + pl.col("retracted_sec").fill_null(0.0))
-
-
-def engine_files(run: Run) -> list[File]:
-    """Return the files of the engine's own processes."""
-    return [file for file in run.files if file.place is not None and file.place.folder == "engine"]
 
 
 def _on_request(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:

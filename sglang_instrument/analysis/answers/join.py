@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import (
-    cached_engine_requests,
-    engine_files,
-    engine_requests,
-    iter_records,
-)
+from sglang_instrument.analysis.answers.engine_records import engine_files, iter_records
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.answers.requests import in_attempt
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
 from sglang_instrument.analysis.reading.files import RunFiles
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.digests.digest import Digest
     from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.evidence.finding import Finding
@@ -116,18 +111,17 @@ def engine_request_table(run: Run) -> pl.DataFrame:
     """Return one row per engine request: `engine_requests` with the `step`, and `validate`, of its arrival.
 
     Processes of the engine do not know the step: it is the last step that any worker had begun. Requests
-    before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
+    before the first step have null.
     """
-    ahead = ahead_us(run)
-    return with_step(engine_requests(run, ahead_us=ahead), run.digest, ahead)
+    return with_step(engine_requests(run), run)
 
 
-def with_step(requests: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.DataFrame:
-    """Add `step` and `validate` to rows with `start_us`; `ahead` holds microseconds by worker's file."""
+def with_step(requests: pl.DataFrame, run: Run) -> pl.DataFrame:
+    """Add `step` and `validate` to rows with `start_us` on the clock of the median worker."""
     begun = (
-        digest.of_workers()
+        run.digest.of_workers()
         .steps.filter(pl.col("step").is_not_null())
-        .with_columns(pl.col("start_us") - of_worker(ahead))
+        .with_columns(pl.col("start_us") - of_worker(ahead_us(run)))
         .group_by("step", "validate")
         .agg(start_us=pl.col("start_us").min())
         .sort("start_us")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import iter_records
+from sglang_instrument.analysis.answers.engine_records import iter_records
 from sglang_instrument.analysis.reading.files import controls_of
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, rids_of
 from sglang_instrument.analysis.reading.records.lines import Line

@@ -5,6 +5,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.timing.lanes import ROUNDING_US
 from sglang_instrument.schema import PHASES
 
 STEP: Final = ["step", "validate"]
@@ -80,7 +81,7 @@ def worker_steps(digest: Digest) -> pl.DataFrame:
     steps = digest.steps.with_columns(busy_sec=busy, processes_sec="duration_sec")
     steps = steps.sort(*STEP_OF_WORKER, "start_us")
     earlier = pl.col("end_us").cum_max().shift(1).over(STEP_OF_WORKER)
-    steps = steps.with_columns(period=(pl.col("start_us") >= earlier).fill_null(True).cum_sum())
+    steps = steps.with_columns(period=(pl.col("start_us") >= earlier - ROUNDING_US).fill_null(True).cum_sum())
     by_busy = [pl.col(name).sort_by("busy_sec").last() for name in _OF_ONE_PROCESS]
     sums = [name for name in steps.columns if name.startswith("wall_") or name == "processes_sec"]
     of_rank = [pl.col("start_us").min(), pl.col("launch").max(), _any("unended"), pl.col(sums).sum()]

@@ -10,6 +10,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.timing.grouped_sums import US
+from sglang_instrument.analysis.timing.lanes import ROUNDING_US
 from sglang_instrument.analysis.timing.nesting import clipped_children
 from sglang_instrument.schema import LOOP_BLOCK
 
@@ -91,22 +92,33 @@ def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
     is_step = pl.col("span") == pl.col("step_span")
     begin = pl.col("start_us").filter(is_step).min().over("place")
     end = pl.col("end_us").filter(is_step).max().over("place")
-    beside = (pl.col("end_us") <= begin) | (pl.col("start_us") >= end)
+    beside = (pl.col("end_us") <= begin + ROUNDING_US) | (pl.col("start_us") >= end - ROUNDING_US)
     chosen = outermost.filter(is_step.fill_null(False) | begin.is_null() | beside)
     return chosen.select("span", "place", from_us="start_us", to_us="end_us")
 
 
 def _chain(candidates: pl.DataFrame, key: str) -> pl.DataFrame:
-    """Return for each value of `key` the last candidate to end, the last that had ended at its start, ..."""
+    """Return for each value of `key` the last candidate to end, the last that had ended at its start, ...
+
+    Two that overlap by no more than rounding came one after the other. Then the earlier one ends where the
+    later one starts.
+    """
     ordered = candidates.filter(pl.col("to_us") > pl.col("from_us"))
     ordered = ordered.sort(key, "to_us", "from_us", descending=[False, False, True], maintain_order=True)
     if ordered.is_empty():
         return ordered
     starts, ends = _one_after_the_other(ordered[key], ordered["from_us"], ordered["to_us"])
-    before = _last_until(ends, starts)
+    before = _last_until(ends, starts + ROUNDING_US)
+    row = pl.int_range(len(ordered), dtype=pl.Int64, eager=True)
+    before = (row - 1).zip_with(before >= row, before)  # a span that short would lead to itself
+    before = before.set(before < 0, None)
     before = before.set(ordered[key].gather(before).ne_missing(ordered[key]), None)
     last: pl.Series = ordered[key].ne_missing(ordered[key].shift(-1))
-    return ordered.filter(_reached(last, before))
+    chosen = ordered.filter(_reached(last, before))
+    begun = pl.col("from_us").reverse().cum_min().reverse().shift(-1).over(key)
+    return chosen.with_columns(to_us=pl.min_horizontal("to_us", begun)).filter(
+        pl.col("to_us") > pl.col("from_us")
+    )
 
 
 def _one_after_the_other(group: pl.Series, *times: pl.Series) -> list[pl.Series]:

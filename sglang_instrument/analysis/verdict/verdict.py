@@ -47,9 +47,9 @@ class Verdict:
     Attributes:
         findings: The findings.
         sentence: What was out of the ordinary in words: the first finding, how the run ended, and why its
-            slowest step was slow, each if there is something to say.
+            slowest step was slow, each if there is something to say. A finding that cost no time comes last.
         advice: What to look at next, with the command; "" if there is nothing to look at.
-        calm: Whether nothing was out of the ordinary.
+        calm: Whether nothing was out of the ordinary, but for replies that chance made long.
     """
 
     findings: list[Finding]
@@ -68,19 +68,25 @@ def judge(run: "Run", over: bool | None = None, paths: Paths | None = None) -> V
     """
     evidence = Evidence.of(run, over, paths)
     findings = with_engine_logs(run, _findings(evidence))
-    sentences = [findings[0].sentence + _others(findings, evidence)] if findings else []
-    # The end of a run comes before replies that were just drawn long: those are no fault.
-    position = 0 if findings and findings[0].evidence.get("drawn", False) else len(sentences)
-    sentences.insert(position, _ended(evidence, findings))
     advice = findings[0].advice if findings else ""
     slowest = slowest_step(evidence.windows)
+    sentences = [_ended(evidence, findings)]
     if slowest is not None and slowest.times >= _FAR and not _is_explained(slowest, findings):
         sentences.append(_slow(evidence, slowest, findings))
         advice = advice or f"its parts: `summary LOGS --step {slowest.step}`"
     sentences = [words for words in sentences if words]
-    if sentences:
-        return Verdict(findings, _joined(sentences), advice)
-    return Verdict([], _calm(evidence), "", calm=slowest is not None)
+    if not findings:
+        if sentences:
+            return Verdict([], _joined(sentences), advice)
+        return Verdict([], _calm(evidence), "", calm=slowest is not None)
+    first = findings[0].sentence + _others(findings, evidence)
+    if _has_cost(findings[0]):
+        sentences.insert(0, first)
+    elif sentences or not _is_drawn(findings[0]):
+        sentences.append(first)
+    else:
+        return Verdict(findings, f"nothing out of the ordinary; {first}", advice, calm=True)
+    return Verdict(findings, _joined(sentences), advice)
 
 
 def findings_of(run: "Run", over: bool | None = None) -> list[Finding]:
@@ -132,10 +138,17 @@ def in_order_of_weight(findings: Iterable[Finding]) -> list[Finding]:
     ordered = list(findings)
     endings = [finding for finding in ordered if finding.cause in _ENDINGS]
     rest = [finding for finding in ordered if finding.cause not in _ENDINGS]
-    return [
-        *endings,
-        *sorted(rest, key=lambda finding: (finding.evidence.get("drawn", False), -finding.lost_sec)),
-    ]
+    return [*endings, *sorted(rest, key=lambda finding: (_is_drawn(finding), -finding.lost_sec))]
+
+
+def _has_cost(finding: Finding) -> bool:
+    """Return whether a finding comes first: a hang, a death, or a fault that took time."""
+    return finding.cause in _ENDINGS or (finding.lost_sec > 0 and not _is_drawn(finding))
+
+
+def _is_drawn(finding: Finding) -> bool:
+    """Return whether it tells of replies that chance made long, which are no fault."""
+    return bool(finding.evidence.get("drawn", False))
 
 
 def _others(findings: list[Finding], evidence: Evidence) -> str:

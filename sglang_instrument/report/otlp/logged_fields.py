@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_files
+from sglang_instrument.analysis.answers.engine_records import engine_files
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
 from sglang_instrument.analysis.answers.join import has_engine_logs
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.records.fields import RequestIds

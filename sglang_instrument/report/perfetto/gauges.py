@@ -28,7 +28,7 @@ def gauges(run: Run, files: Sequence[File]) -> Iterator[tuple[Place, str, str, l
         files: The files that are written; the schedulers among them count.
 
     Yields:
-        Times are microseconds since the Unix epoch, on the clock of the scheduler's host.
+        Times are microseconds since the Unix epoch, on the clock of the median worker.
     """
     places = {
         file.place.stem: file.place for file in files if file.place is not None and file.place.step is None

@@ -192,10 +192,10 @@ class _RunWriter:
             self._packets.amount(track, at_ns, 0.0)
         self._write_blocks(files)
         for place, name, unit, values in gauges(run, files):
-            process, offset = self._process(place.role, place.worker), self._offset(place.role, place.worker)
+            process = self._process(place.role, place.worker)
             track = self._counter(process, ("gauge", place.stem, name), name, unit)
             for at_us, value in values:
-                self._packets.amount(track, at_us * 1000 - offset, value)
+                self._packets.amount(track, at_us * 1000, value)
         first_ns, last_ns = self.written.window_ns or (0, 0)
         for host, gpu, name, unit, values in gpu_gauges(run, first_ns // 1000, last_ns // 1000):
             track = self._counter(self._process(f"GPU of {host}", gpu), ("gpu", host, gpu, name), name, unit)

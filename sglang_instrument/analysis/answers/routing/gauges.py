@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import engine_files
+from sglang_instrument.analysis.answers.engine_records import engine_files
+from sglang_instrument.analysis.answers.round_trips import ahead_us, hosts_ahead_us
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count, kv_shares
 from sglang_instrument.analysis.reading.records.gpu_records import gpu_rows
 from sglang_instrument.analysis.reading.times import epoch_us
@@ -59,7 +60,7 @@ def gauge_table(run: Run) -> pl.DataFrame:
         run: The run.
 
     Returns:
-        The columns of `SCHEMA`. at_us: Unix microseconds, on the clock of the scheduler's host;
+        The columns of `SCHEMA`. at_us: Unix microseconds, on the clock of the median worker;
         running, waiting: requests; batch_size: of the batch that began then; kv_cache_running_share: of the
         key-value cache what running requests hold; kv_cache_used_share: with what is kept for later prompts.
         Null where it was not logged.
@@ -73,12 +74,21 @@ def gpu_table(run: Run) -> pl.DataFrame:
     """Return one row a second of a GPU, as followers of this run read them, by host, GPU and time.
 
     Returns:
-        The columns of `GPU_SCHEMA`; null where the driver did not tell.
+        The columns of `GPU_SCHEMA`; null where the driver did not tell. at_us: Unix microseconds, on the
+        clock of the median worker.
     """
     runs = {None, *run.files.members(used_runs(run.files))}
+    ahead = hosts_ahead_us(run, ahead_us(run))
     rows = (row for row in gpu_rows(run.home) if row.run_id in runs)
     table = pl.DataFrame(
-        [{**row._asdict(), "clock_limits": _words(row.clock_limits)} for row in rows],
+        [
+            {
+                **row._asdict(),
+                "at_us": row.at_us - ahead.get(row.host, 0),
+                "clock_limits": _words(row.clock_limits),
+            }
+            for row in rows
+        ],
         schema=GPU_SCHEMA,
         strict=False,
     )
@@ -90,11 +100,14 @@ def _words(names: list[str] | None) -> str | None:
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
+    ahead = ahead_us(run)
     for file, line, fields in newest_records(run, engine_files(run), GaugeFields, events=(SCHEDULER_GAUGES,)):
         running_share, used_share = kv_shares(fields)
+        scheduler = "" if file.place is None else file.place.stem
+        at_us = epoch_us(line.timestamp) if line.start_us is None else line.end_us
         yield {
-            "scheduler": "" if file.place is None else file.place.stem,
-            "at_us": epoch_us(line.timestamp) if line.start_us is None else line.end_us,
+            "scheduler": scheduler,
+            "at_us": None if at_us is None else at_us - ahead.get(scheduler, 0),
             "running": count(fields.running),
             "waiting": count(fields.waiting),
             "batch_size": count(fields.batch_size),

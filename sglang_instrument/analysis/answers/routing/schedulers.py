@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import called_requests, engine_files
+from sglang_instrument.analysis.answers.engine_records import engine_files
+from sglang_instrument.analysis.answers.engine_requests import called_requests
 from sglang_instrument.analysis.answers.join import has_engine_logs, with_step
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, rids_of
@@ -55,7 +56,7 @@ def scheduler_table(run: Run, chosen: pl.Expr | None = None) -> pl.DataFrame:
     rows = _gauged(chosen_gauges(run, chosen))
     if has_engine_logs(run):
         # An engine inside a worker logs in the worker's file what was in the cache.
-        requests = with_step(called_requests(run).drop_nulls("scheduler"), run.digest, {})
+        requests = with_step(called_requests(run).drop_nulls("scheduler"), run)
         requests = requests if chosen is None else requests.filter(chosen)
         rows = rows.join(_counted(requests), on="scheduler", how="full", coalesce=True)
         rows = rows.join(_preemptions(run, requests), on="scheduler", how="left")
@@ -74,7 +75,7 @@ def chosen_gauges(run: Run, chosen: pl.Expr | None = None) -> pl.DataFrame:
     gauges = gauge_table(run)
     if chosen is None or gauges.is_empty():
         return gauges
-    placed = with_step(gauges.with_columns(start_us="at_us"), run.digest, {})
+    placed = with_step(gauges.with_columns(start_us="at_us"), run)
     return placed.with_columns(pl.col("validate").fill_null(False)).filter(chosen).select(gauges.columns)
 
 

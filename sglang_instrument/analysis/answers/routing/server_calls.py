@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import (
-    cached_engine_requests,
-    iter_records,
-    with_whole_queue,
-)
+from sglang_instrument.analysis.answers.engine_records import iter_records
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, with_whole_queue
 from sglang_instrument.analysis.answers.join import with_step
+from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
@@ -61,7 +59,8 @@ def server_calls(run: Run) -> pl.DataFrame:
         rid; server: the process that served it, by its log, or its address, by the log of its caller. Of a
         server with several schedulers, each of which has a cache of its own, "server_0 scheduler_1_tp0".
         step, validate, worker, request_id, turn: of the caller; without one, the step is known by time alone.
-        start_us, end_us, call_sec: of the call, on the caller's clock; without a caller, on the server's.
+        start_us, end_us, call_sec: of the call, as its caller logged it, or the server, if no caller did; on
+        the clock of the median worker.
         queue_sec, prefill_sec, decode_sec; prompt_tokens, of which cached_tokens were in the cache;
         completion_tokens; retractions: as the engine's processes logged them, else as the caller did. Null
         where neither did.
@@ -73,7 +72,7 @@ def _made(run: Run) -> pl.DataFrame:
     if run.other is not None and run.other.workers_are_servers:
         return _of_servers(run.rows_of_other)
     served = with_whole_queue(cached_engine_requests(run))
-    alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run.digest, {})
+    alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run)
     known = called.join(served, on="rid", how="left", maintain_order="left")
     calls = pl.concat([known, alone], how="diagonal").with_columns(
         start_us=pl.coalesce("called_us", "start_us"),
@@ -133,7 +132,7 @@ def _called(run: Run) -> pl.DataFrame:
 
 def _rows(run: Run, files: list[File]) -> Iterator[tuple[Any, ...]]:
     chosen: dict[tuple[Any, Any], str] = {}  # the server that was chosen last for a request, in this file
-    before, place = None, None
+    before, place, ahead = None, None, ahead_us(run)
     for file, line, fields in iter_records(run, files, events=(_CHOSEN,), keys=("rid",)):
         if file is not before:
             before, place = file, file.place
@@ -149,7 +148,8 @@ def _rows(run: Run, files: list[File]) -> Iterator[tuple[Any, ...]]:
             server = fields.server if isinstance(fields.server, str) else chosen.get(key)
             yield (
                 *(fields.rid, place.step, place.validate, place.worker, str(fields.request_id)),
-                *(count(fields.turn), server, line.start_us, line.duration_sec, *_reported(fields)),
+                *(count(fields.turn), server, (line.start_us or 0) - ahead.get(place.stem, 0)),
+                *(line.duration_sec, *_reported(fields)),
             )
 
 

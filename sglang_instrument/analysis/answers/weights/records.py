@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.newest_records import newest_records
@@ -91,10 +92,13 @@ def _read_spans(run: Run) -> pl.DataFrame:
 def records_of(run: Run, events: Collection[str]) -> Iterator[tuple[Place, Line, WeightFields]]:
     """Yield the records of these events that have a start, of newest runs, each with the place of its file.
 
-    Torn and foreign lines are left out, and files that `prune` deleted.
+    Their times are on the clock of the median worker: `round_trips.ahead_us`. Torn and foreign lines are left
+    out, and files that `prune` deleted.
     """
+    ahead = ahead_us(run)
     for file, line, fields in newest_records(run, run.files, WeightFields, events=events):
         if file.place is not None and line.start_us is not None:
+            line.start_us -= ahead.get(file.place.stem, 0)
             yield file.place, line, fields
 
 

@@ -1,6 +1,5 @@
 """Find gaps between steps that were longer than usual, and what the trainer did in them."""
 
-import math
 from typing import Final
 
 import polars as pl
@@ -25,17 +24,18 @@ _LIMITS: Final = Limits(times=1.2, spread=0.03)
 def find_gaps_between_steps(evidence: Evidence) -> Findings:
     """Yield a finding for each gap that was out of the ordinary, beside their growth."""
     gaps = evidence.gaps
-    slow = excess_of(slow_steps(gaps.flat, _LIMITS)).rename({"excess_sec": "lost_sec"})
-    worth = evidence.worth(slow)
+    slow = excess_of(slow_steps(gaps.flat, _LIMITS), floor_sec=gaps.floor_sec)
+    worth = evidence.worth(slow.rename({"excess_sec": "lost_sec"}))
     if worth.is_empty():
         return
     growth = _growth_of_phases(between_steps(evidence.paths), gaps.rows)
     for row in worth.iter_rows(named=True):
         event = _grown(growth.filter(step=row["step"], validate=row["validate"]))
-        times = math.exp(row["excess"])
+        usual_sec = row["sec"] - row["lost_sec"]
         sentence = (
-            f"after {where(row)}, {seconds(row['sec'])} passed until the next began, {times:.1f} times the "
-            f"usual; {f'most of it in {event}' if event else 'the trainer wrote no record of it'}; "
+            f"after {where(row)}, {seconds(row['sec'])} passed until the next began, usually "
+            f"{seconds(usual_sec)}; "
+            f"{f'most of it in {event}' if event else 'the trainer wrote no record of it'}; "
             f"{seconds(row['lost_sec'])} lost"
         )
         yield Finding(
@@ -45,7 +45,7 @@ def find_gaps_between_steps(evidence: Evidence) -> Findings:
             sentence=sentence,
             **place_of(row),
             event=event,
-            evidence={"sec": row["sec"], "times": times},
+            evidence={"sec": row["sec"], "usual_sec": usual_sec},
         )
 
 

@@ -31,6 +31,8 @@ LONG_REPLIES: Final = NamedCause(
 _LIMITS: Final = Limits(times=1.3, spread=0.03)
 _FEWEST: Final = 40  # replies; with fewer, the tail of their lengths is not known
 _CHANCE: Final = 3e-3  # largest allowed probability that the longest reply is drawn from the others
+_CHANCE_OF_A_SHIFT: Final = 1e-3  # the same that a step's replies are, over all steps
+_LEAST_SHIFT: Final = 1.1
 _LONG: Final = 1.3  # times the median step, and a step gets a finding for its long replies
 _MOST_OF_IT: Final = 0.5
 
@@ -116,7 +118,31 @@ def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     alone = evidence.lost_in_requests(longest.with_columns(excess_sec=pl.col("sec") * cut))
     rows = longest.join(alone.rename({"lost_sec": "alone_sec"}), on=STEP, how="left")
     for row in rows.sort(STEP).iter_rows(named=True):
-        yield _drawn_finding(row)
+        times = _shift(requests, row)
+        yield _drawn_finding(row) if times is None else _shifted_finding(row, times)
+
+
+def _shift(requests: pl.DataFrame, row: dict[str, Any]) -> float | None:
+    """Return how many times as long the replies of a step were as those of others; None if by chance.
+
+    By Mann and Whitney's test of the replies' ranks; the factor is that of their geometric means.
+    """
+    here = (pl.col("step") == row["step"]) & (pl.col("validate") == row["validate"])
+    replies = requests.filter(here)["tokens"]
+    others = requests.filter(~here & (pl.col("validate") == row["validate"]))
+    steps = 1 + others["step"].n_unique()
+    times = math.exp(_mean(replies.log()) - _mean(others["tokens"].log()))
+    if times < _LEAST_SHIFT:
+        return None
+    from scipy.stats import mannwhitneyu  # takes half a second to import: only where a step was long
+
+    chance = float(mannwhitneyu(replies, others["tokens"], alternative="greater").pvalue)
+    return times if chance * steps < _CHANCE_OF_A_SHIFT else None
+
+
+def _mean(values: pl.Series) -> float:
+    mean: Any = values.mean()
+    return float(mean or 0.0)
 
 
 def _long_for_their_kind(evidence: Evidence) -> pl.DataFrame:
@@ -165,6 +191,15 @@ def _drawn_finding(row: dict[str, Any]) -> Finding:
     place = {name: row[name] for name in STEP}
     sentence = f"{where(place)} had longer replies than most by chance; that cost {seconds(lost_sec)}"
     return _finding("step", place, lost_sec, sentence, numbers)
+
+
+def _shifted_finding(row: dict[str, Any], times: float) -> Finding:
+    place = {name: row[name] for name in STEP}
+    sentence = (
+        f"{where(place)}: replies were {times:.1f} times as long as in the other steps, which took "
+        f"{seconds(row['step_sec'])} more"
+    )
+    return _finding("step", place, row["step_sec"], sentence, {"times": times})
 
 
 def _saved(evidence: Evidence, requests: pl.DataFrame, row: dict[str, Any], tokens: float) -> float:

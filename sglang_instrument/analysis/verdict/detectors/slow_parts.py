@@ -10,7 +10,14 @@ from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import Draws
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers
-from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
+from sglang_instrument.analysis.verdict.evidence.finding import (
+    Finding,
+    place_of,
+    seconds,
+    shared_by,
+    times_usual,
+    where,
+)
 from sglang_instrument.analysis.verdict.evidence.outside import PART_LIMITS, StepPart
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.schema import PHASES
@@ -68,29 +75,31 @@ def find_slow_parts(evidence: Evidence) -> Findings:
 def _slow_steps(evidence: Evidence, part: StepPart, slow: pl.DataFrame) -> Iterator[Finding]:
     if slow.is_empty():
         return
-    late = excess_of(part.rows.join(slow.select(*STEP, "excess"), on=STEP))
+    late = excess_of(part.rows.join(slow.select(*STEP, "excess"), on=STEP), floor_sec=part.floor_sec)
     lost = evidence.worth(evidence.lost_by_workers(late)).join(slow, on=STEP).join(evidence.sizes, on=STEP)
     for row in lost.sort(STEP).iter_rows(named=True):
-        times = math.exp(row["excess"])
+        value = row["shared"] + row["growth"]
+        sec, usual_sec = part.sec_at(value), part.sec_at(value - row["excess"])
         sentence = (
-            f"{where(row)}: {part.name} took {times:.1f} times the usual"
+            f"{where(row)}: {part.name} took {times_usual(sec, usual_sec, part.floor_sec)}"
             f"{shared_by(row['having'], row['workers'])}; {seconds(row['lost_sec'])} lost"
         )
-        yield _finding(part, row, sentence, {"times": times})
+        yield _finding(part, row, sentence, sec, usual_sec)
 
 
 def _slow_workers(evidence: Evidence, part: StepPart) -> Iterator[Finding]:
-    late = excess_of(_not_by_chance(part.rows, slow_workers(part.rows, PART_LIMITS)))
+    slow = _not_by_chance(part.rows, slow_workers(part.rows, PART_LIMITS))
+    late = excess_of(slow, floor_sec=part.floor_sec)
     lost = evidence.worth(evidence.lost_by_each(late))
     if lost.is_empty():
         return
     for row in lost.join(late, on=STEP_OF_WORKER, maintain_order="left").iter_rows(named=True):
-        times = math.exp(row["excess"])
-        took = f"took {seconds(row['sec'])} for {part.name}, {times:.1f} times as long as the others"
+        sec, usual_sec = row["sec"], part.sec_at(row["value"] - row["excess"])
+        took = f"took {seconds(sec)} for {part.name}, the others {seconds(usual_sec)}"
         if part.phase == "late start":
-            took = f"began {seconds(row['sec'])} later than the first worker"
+            took = f"began {seconds(sec)} later than the first worker"
         sentence = f"{where(row)} {took}; {seconds(row['lost_sec'])} lost"
-        yield _finding(part, row, sentence, {"times": times, "sec": row["sec"]})
+        yield _finding(part, row, sentence, sec, usual_sec)
 
 
 def _not_by_chance(rows: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
@@ -114,8 +123,9 @@ def _not_by_chance(rows: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     return slow.filter(pl.Series(unlikely))
 
 
-def _finding(part: StepPart, row: dict[str, Any], sentence: str, numbers: dict[str, Any]) -> Finding:
+def _finding(part: StepPart, row: dict[str, Any], sentence: str, sec: float, usual_sec: float) -> Finding:
     place = place_of(row)
+    times = sec / max(usual_sec, part.floor_sec)
     return Finding(
         cause=_WORDS.get(part.phase, part.phase),
         scope="worker" if "worker" in place else "step",
@@ -123,5 +133,5 @@ def _finding(part: StepPart, row: dict[str, Any], sentence: str, numbers: dict[s
         sentence=sentence,
         **place,
         event=part.event,
-        evidence=numbers,
+        evidence={"times": times, "sec": sec, "usual_sec": usual_sec},
     )

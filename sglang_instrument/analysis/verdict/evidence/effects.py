@@ -19,6 +19,8 @@ _TIMES_OF_FEW: Final = 1.5  # times the next slowest step, where there are just 
 _FEWEST_OF_A_TREND: Final = 6
 _CHANCE_OF_A_TREND: Final = 1e-3
 _LEAST_TREND: Final = 1.15  # times as much at the end as at the begin
+_LEAST_SEC: Final = 0.1
+_OF_STEP: Final = 0.02
 _MAD: Final = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
 
 
@@ -144,6 +146,26 @@ def robust_spread(offsets: pl.Series, least: float) -> float:
     return max(least, _MAD * float(middle or 0.0))
 
 
-def excess_of(rows: pl.DataFrame, log: str = "excess") -> pl.DataFrame:
-    """Return rows with `excess_sec`: how much of `sec` being exp(log) times slower took."""
-    return rows.with_columns(excess_sec=pl.col("sec") * (1 - (-pl.col(log)).exp()))
+def excess_of(rows: pl.DataFrame, log: str = "excess", floor_sec: float = 0.0) -> pl.DataFrame:
+    """Return rows with `excess_sec`: how much of `sec` being exp(log) times slower took.
+
+    Args:
+        rows: With `sec`, and the logarithm in `log`.
+        log: The column of the logarithms.
+        floor_sec: What was added to both sides of their ratios: `floor_of`.
+    """
+    excess_sec = (pl.col("sec") + floor_sec) * (1 - (-pl.col(log)).exp())
+    return rows.with_columns(excess_sec=pl.min_horizontal("sec", excess_sec))
+
+
+def floor_of(windows: pl.DataFrame) -> float:
+    """Return the seconds to add to both sides of a ratio of times, so that none is of nearly nothing.
+
+    Of two times far below it, neither is many times the other. It is 0.1 s, or 2 % of the median step.
+
+    Args:
+        windows: `Evidence.windows`.
+    """
+    took = windows.filter(~pl.col("validate")).select((pl.col("done_us") - pl.col("begin_us")) / 1e6)
+    middle: Any = took.to_series().median() or 0.0
+    return max(_LEAST_SEC, _OF_STEP * float(middle))

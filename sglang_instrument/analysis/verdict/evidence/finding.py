@@ -46,6 +46,19 @@ def seconds(duration_sec: float) -> str:
     return f"{duration_sec:.0f} s" if duration_sec >= 9.95 else f"{duration_sec:.2g} s"
 
 
+def times_usual(sec: float, usual_sec: float, floor_sec: float) -> str:
+    """Return how long something took beside the usual: as a factor only where the usual is no near nothing.
+
+    Args:
+        sec: What it took.
+        usual_sec: What it usually takes.
+        floor_sec: The shortest usual time that a factor is told of: `effects.floor_of`.
+    """
+    if usual_sec < floor_sec:
+        return f"{seconds(sec)}, usually {seconds(usual_sec)}"
+    return f"{sec / usual_sec:.1f} times the usual"
+
+
 def where(row: dict[str, Any]) -> str:
     """Return "step 5: worker 2", or "step 5" for a row without a worker."""
     worker = row.get("worker")

@@ -6,9 +6,8 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.ledger.ledger import STEP, trained_meanwhile
-from sglang_instrument.analysis.verdict.evidence.effects import Trend, find_trend, without_trend
+from sglang_instrument.analysis.verdict.evidence.effects import Trend, find_trend, floor_of, without_trend
 
-_SHORTEST_SEC: Final = 0.1  # shorter gaps are as this one
 _OVERLAP: Final = 0.05  # of a step: a shorter overlap is none
 _MOST: Final = 0.5  # of the steps
 
@@ -19,21 +18,25 @@ class Gaps(NamedTuple):
     Attributes:
         rows: The steps with `sec`, the time until the next one.
         trend: How the gaps grow; None if they do not.
-        flat: The rows without the trend, as `effects.without_trend` returns them.
+        flat: The rows with `shared`, the logarithm of `sec + floor_sec`, without the trend: as
+            `effects.without_trend` returns them.
+        floor_sec: `effects.floor_of`.
     """
 
     rows: pl.DataFrame
     trend: Trend | None
     flat: pl.DataFrame
+    floor_sec: float
 
 
 def gaps_of(paths: Paths) -> Gaps:
     """Return the gaps between steps that are long enough to count."""
     sec = (pl.col("next_us") - pl.col("done_us")) / 1e6
     rows = paths.windows.with_columns(sec=sec).filter(pl.col("sec") > _least(paths))
-    shared = rows.with_columns(shared=pl.col("sec").clip(lower_bound=_SHORTEST_SEC).log())
+    floor_sec = floor_of(paths.windows)
+    shared = rows.with_columns(shared=(pl.col("sec") + floor_sec).log())
     trend = find_trend(shared)
-    return Gaps(rows, trend, without_trend(shared, trend))
+    return Gaps(rows, trend, without_trend(shared, trend), floor_sec)
 
 
 def _least(paths: Paths) -> float:

@@ -60,7 +60,8 @@ def _of_part(evidence: Evidence, part: StepPart) -> Iterator[Finding]:
     trend = part.effects.trend
     if trend is None:
         return
-    grown = excess_of(part.rows.join(part.effects.flat.select(*STEP, "growth"), on=STEP), "growth")
+    growing = part.rows.join(part.effects.flat.select(*STEP, "growth"), on=STEP)
+    grown = excess_of(growing, "growth", part.floor_sec)
     lost = evidence.worth(evidence.lost_by_workers(grown))
     if lost.is_empty():
         return
@@ -77,7 +78,8 @@ def _of_gaps(evidence: Evidence) -> Iterator[Finding]:
     trend = evidence.gaps.trend
     if trend is None:
         return
-    last = excess_of(evidence.gaps.flat, "growth").filter(~pl.col("validate")).tail(1)
+    gaps = evidence.gaps
+    last = excess_of(gaps.flat, "growth", gaps.floor_sec).filter(~pl.col("validate")).tail(1)
     for row in evidence.worth(last.rename({"excess_sec": "lost_sec"})).iter_rows(named=True):
         sentence = (
             f"the time between steps grows, to {trend.times:.1f} times as much; it costs step {row['step']} "

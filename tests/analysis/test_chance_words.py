@@ -1,0 +1,72 @@
+"""The verdict says "chance" only of what chance explains, and never begins with it."""
+
+import random
+from pathlib import Path
+
+from hand_written import record, request, write_file
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.verdict.evidence.finding import Finding
+from sglang_instrument.analysis.verdict.verdict import in_order_of_weight, judge
+
+REQUESTS = 24
+TOKEN_SEC = 0.01
+
+
+def write_replies(folder: Path, steps: int, seed: int, times: dict[int, float], sigma: float = 0.4) -> Path:
+    """Write steps of two workers that write replies of random lengths at one speed, all at once.
+
+    Args:
+        folder: The run's.
+        steps: How many.
+        seed: Of the lengths.
+        times: By step, how many times as long its replies are.
+        sigma: Of the logarithms of the lengths.
+    """
+    draw = random.Random(seed)
+    for step in range(1, steps + 1):
+        begin = 200.0 * step
+        for worker in range(2):
+            spans = []
+            for number in range(REQUESTS):
+                name = f"{step}-{worker}-{number}"
+                tokens = int(400 * draw.lognormvariate(0.0, sigma) * times.get(step, 1.0))
+                end = begin + tokens * TOKEN_SEC
+                call = {"request_id": name, "turn": 0, "generated_tokens": tokens}
+                rollout = request(name, begin, end, actual_response_tokens=tokens)
+                spans += [record("turn_engine_call", begin, end, extra=call, task=rollout["task"]), rollout]
+            spans.sort(key=lambda span: span["start_us"] + span["duration_sec"] * 1e6)
+            last = (spans[-1]["start_us"] - spans[0]["start_us"]) / 1e6 + spans[-1]["duration_sec"]
+            write_file(
+                folder, step, worker, [*spans, record("total_step_duration", begin, begin + last, task=0)]
+            )
+    return folder
+
+
+def test_replies_that_are_longer_in_a_whole_step_are_no_chance(tmp_path: Path) -> None:
+    """With three steps, their spread is not known; the ranks of the replies tell."""
+    verdict = judge(open_run(write_replies(tmp_path, 3, 3, {2: 1.45})))
+    [finding] = verdict.findings
+    assert (finding.cause, finding.scope, finding.step) == ("long-replies", "step", 2)
+    assert "drawn" not in finding.evidence
+    assert verdict.sentence.startswith("step 2: replies were 1.")
+    assert "as long as in the other steps" in verdict.sentence
+    assert not verdict.calm
+
+
+def test_a_run_in_which_chance_drew_a_long_reply_begins_with_nothing_out_of_the_ordinary(
+    tmp_path: Path,
+) -> None:
+    verdict = judge(open_run(write_replies(tmp_path, 6, 8, {}, sigma=0.6)))
+    assert [finding.evidence.get("drawn") for finding in verdict.findings] == [True]
+    assert verdict.sentence.startswith("nothing out of the ordinary; step ")
+    assert "drew the longest reply" in verdict.sentence
+    assert verdict.calm
+
+
+def test_findings_that_cost_nothing_come_after_those_that_cost_time() -> None:
+    costly = Finding("engine", "step", 3.0, "slow")
+    free = Finding("wrong-label", "run", 0.0, "wrong")
+    drawn = Finding("long-replies", "request", 9.0, "long", evidence={"drawn": True})
+    hang = Finding("hang", "worker", 0.0, "stuck")
+    assert in_order_of_weight([drawn, free, costly, hang]) == [hang, costly, free, drawn]
