@@ -20,7 +20,7 @@ def plain(folder):
 
 def summary(folder, cached=False):
     """Compute all that `summary` shows."""
-    from sglang_instrument.analysis.answers.call_times import paths_of
+    from sglang_instrument.analysis.answers.engine.call_times import paths_of
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
     from sglang_instrument.analysis.run.opening import Run

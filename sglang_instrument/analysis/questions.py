@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from sglang_instrument import __version__
-from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
 from sglang_instrument.analysis.executors.executor import Progress

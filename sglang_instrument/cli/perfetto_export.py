@@ -67,7 +67,7 @@ def _write_run(
     said: list[str],
 ) -> tuple[tuple[int, int] | None, dict[str, int]]:
     """Write the run; return its time window and by how much each host's clock is ahead, in nanoseconds."""
-    from sglang_instrument.analysis.answers.round_trips import hosts_ahead_us
+    from sglang_instrument.analysis.answers.engine.round_trips import hosts_ahead_us
     from sglang_instrument.report.perfetto.trace import write_run
 
     if steps is not None:

@@ -18,7 +18,7 @@ def beside_run(analysis: Analysis, opened: Run) -> list[IdleInStep]:
     """Return how idle the engines were in the steps that ran meanwhile, and what requests waited for then."""
     import polars as pl
 
-    from sglang_instrument.analysis.answers.round_trips import ahead_us, hosts_ahead_us, of_worker
+    from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, hosts_ahead_us, of_worker
     from sglang_instrument.analysis.answers.steps import worker_steps
     from sglang_instrument.analysis.timing.wall_time import self_intervals
     from sglang_instrument.traces.run import idle_in_steps, worker_of

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.call_times import call_times
+from sglang_instrument.analysis.answers.engine.call_times import call_times
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger, worker_ledger
 from sglang_instrument.analysis.reading.files import File, newest_runs

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from perfetto_tracks import parsed
 
-from sglang_instrument.analysis.answers.engine_requests import with_later_columns
+from sglang_instrument.analysis.answers.engine.requests import with_later_columns
 from sglang_instrument.analysis.answers.routing.schedulers import courses
 from sglang_instrument.analysis.reading.records.gpu_records import Gpu, GpuGauges, GpusOpened, record_line
 from sglang_instrument.analysis.run.opening import Run

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_requests
-from sglang_instrument.analysis.answers.join import (
+from sglang_instrument.analysis.answers.engine.join import (
     engine_request_table,
     engine_summary,
     explain,
@@ -16,6 +15,7 @@ from sglang_instrument.analysis.answers.join import (
     usual_token_sec,
     why,
 )
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.store import homes

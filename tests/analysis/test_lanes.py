@@ -9,7 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from sglang_instrument.analysis import open_run, request_table
-from sglang_instrument.analysis.answers.engine_calls import reported_calls
+from sglang_instrument.analysis.answers.engine.calls import reported_calls
 from sglang_instrument.testing import synthetic_run
 
 START_US = 1_767_600_000_000_000

@@ -27,8 +27,8 @@ from made_workers import (
 )
 
 from sglang_instrument.analysis import Run, open_run, step_ledger, step_windows, worker_ledger
-from sglang_instrument.analysis.answers.call_times import paths_of
-from sglang_instrument.analysis.answers.join import joined_calls
+from sglang_instrument.analysis.answers.engine.call_times import paths_of
+from sglang_instrument.analysis.answers.engine.join import joined_calls
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import IN_ENGINE
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, Paths

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.answers.engine_requests import engine_requests
+from sglang_instrument.analysis.answers.engine.requests import engine_requests
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.store import homes
 from sglang_instrument.analysis.store.after_answer import write_now

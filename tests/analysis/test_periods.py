@@ -10,7 +10,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from sglang_instrument.analysis import NotebookRun, open_run, step_ledger, worker_ledger
-from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.testing import synthetic_run

@@ -13,7 +13,7 @@ from hand_written import EPOCH_US, record
 from polars.testing import assert_frame_equal
 
 from sglang_instrument.analysis import Run, open_run
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.executors import logged_records
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.store import homes, ranges

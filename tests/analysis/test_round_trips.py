@@ -13,8 +13,8 @@ from made_traces import START_US, MadeTrace
 from perfetto_tracks import group_of, parsed
 
 from sglang_instrument.analysis import open_run, process_clocks, round_trip_table
-from sglang_instrument.analysis.answers.join import engine_request_table
-from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.answers.engine.join import engine_request_table
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.html.chosen import Chosen
 from sglang_instrument.report.html.spans import pack_step

@@ -86,5 +86,5 @@ def test_every_command_answers_as_if_all_clocks_agreed(
     assert names
     skewed = skewed_copy(even, tmp_path / "skewed" / "run", dict.fromkeys(names, SKEW_SEC))
     answers = [answers_of(folder, capsys) for folder in (even, skewed)]
-    found = differences("", *json.loads(json.dumps(answers).replace("/skewed/run", "/even/run")))
-    assert not found, "\n".join(found)
+    differing = differences("", *json.loads(json.dumps(answers).replace("/skewed/run", "/even/run")))
+    assert not differing, "\n".join(differing)

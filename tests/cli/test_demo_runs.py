@@ -20,7 +20,7 @@ import pytest
 from own_group import run_in_group
 from taught_results import taught_results
 
-from sglang_instrument.analysis.answers.join import joined_calls
+from sglang_instrument.analysis.answers.engine.join import joined_calls
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.verdict import Finding, findings_of

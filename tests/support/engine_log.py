@@ -12,7 +12,7 @@ from pathlib import Path
 from awaited import lines_of, wait_for_rids
 from logged import read_records, recorded_events
 
-from sglang_instrument.analysis.answers.join import engine_request_table
+from sglang_instrument.analysis.answers.engine.join import engine_request_table
 from sglang_instrument.analysis.run.opening import Run
 
 PROMPTS = [[300 + 7 * number + place for place in range(number % 3 + 2)] for number in range(8)]

@@ -27,8 +27,8 @@ def _moved(line: dict, sec: float) -> dict:
     moved = dict(line)
     if "start_us" in line:
         moved["start_us"] = line["start_us"] + round(sec * 1e6)
-    at = datetime.fromisoformat(line["timestamp"]) + timedelta(seconds=sec)
-    moved["timestamp"] = at.isoformat()
+    ended = datetime.fromisoformat(line["timestamp"]) + timedelta(seconds=sec)
+    moved["timestamp"] = ended.isoformat()
     extra = line.get("extra", {})
     if "wall_ns" in extra:
         moved["extra"] = extra | {"wall_ns": extra["wall_ns"] + round(sec * 1e9), "host": "another"}

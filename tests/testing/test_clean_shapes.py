@@ -50,7 +50,7 @@ def test_rollouts_overlap_training(tmp_path: Path) -> None:
 
 
 def test_requests_queue_at_a_full_engine(tmp_path: Path) -> None:
-    from sglang_instrument.analysis.answers.join import engine_request_table
+    from sglang_instrument.analysis.answers.engine.join import engine_request_table
 
     shape = replace(CLEAN_SHAPES["engine logs"](0).shape, steps=1)
     requests = engine_request_table(open_run(write_run(tmp_path, shape)))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sglang_instrument.analysis import findings_of, open_run, step_table
-from sglang_instrument.analysis.answers.join import engine_request_table, shares
-from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.answers.engine.join import engine_request_table, shares
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.schema import KEYS, REFERENCE_EVENTS
 from sglang_instrument.testing import (
     BlockedLoop,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
-from sglang_instrument.analysis.answers.join import engine_summary_of, has_engine_logs
+from sglang_instrument.analysis.answers.engine.join import engine_summary_of, has_engine_logs
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run

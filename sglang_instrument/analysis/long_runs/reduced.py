@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 
 from sglang_instrument import __version__
-from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.ledger.ledger import Paths

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.call_times import call_times
+from sglang_instrument.analysis.answers.engine.call_times import call_times
 from sglang_instrument.analysis.answers.routing.conversations import CACHE_KNOWN
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is wrong; return 1 if anything is."""
-    from sglang_instrument.analysis.answers.round_trips import process_clocks, round_trip_table
+    from sglang_instrument.analysis.answers.engine.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.answers.unfinished import (
         sightings,
         unended_spans,

@@ -33,7 +33,7 @@ def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
     Raises:
         LogError: No process of the engine logged anything.
     """
-    from sglang_instrument.analysis.answers.join import (
+    from sglang_instrument.analysis.answers.engine.join import (
         engine_request_table,
         engine_summary_of,
         has_engine_logs,

@@ -196,8 +196,8 @@ def _show_one(opened: Run, every: pl.DataFrame, chosen: dict[str, Any], args: ar
 def _shown(opened: Run, row: dict[str, Any]) -> _Shown:
     import polars as pl
 
-    from sglang_instrument.analysis.answers.engine_calls import reported_calls
-    from sglang_instrument.analysis.answers.join import calls_of_request
+    from sglang_instrument.analysis.answers.engine.calls import reported_calls
+    from sglang_instrument.analysis.answers.engine.join import calls_of_request
     from sglang_instrument.analysis.answers.requests import waterfall
     from sglang_instrument.analysis.answers.unfinished import spans_of_request
     from sglang_instrument.analysis.digests.record_attempts import attempts_of

@@ -122,8 +122,8 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print the steps, or the workers and the ledger of one step."""
-    from sglang_instrument.analysis.answers.call_times import paths_of
-    from sglang_instrument.analysis.answers.join import engine_summary, explain
+    from sglang_instrument.analysis.answers.engine.call_times import paths_of
+    from sglang_instrument.analysis.answers.engine.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
     from sglang_instrument.analysis.settings.recorded import settings_of_run
     from sglang_instrument.analysis.verdict.verdict import judge
@@ -212,7 +212,7 @@ def _windows(opened: Run, window_sec: float | None) -> list[_Row]:
 
 
 def _print_windows(opened: Run, window_sec: float | None) -> None:
-    from sglang_instrument.analysis.answers.join import has_engine_logs
+    from sglang_instrument.analysis.answers.engine.join import has_engine_logs
 
     if has_engine_logs(opened):
         engine_logs.print_windows(opened, window_sec)

@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the workers, or the barriers of a step."""
     import polars as pl
 
-    from sglang_instrument.analysis.answers.call_times import paths_of
-    from sglang_instrument.analysis.answers.round_trips import process_clocks, round_trip_table
+    from sglang_instrument.analysis.answers.engine.call_times import paths_of
+    from sglang_instrument.analysis.answers.engine.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.answers.workers import barrier_table, blame_table, chain_of
     from sglang_instrument.analysis.run.clocks import clock_table
     from sglang_instrument.cli.commands.clocks import print_clocks

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.engine.call_times import paths_of
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.answers.events import path_table
-from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
 from sglang_instrument.analysis.verdict.verdict import judge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.answers.engine_calls import reported_calls
+from sglang_instrument.analysis.answers.engine.calls import reported_calls
 from sglang_instrument.analysis.answers.requests import request_table, waterfall
 from sglang_instrument.analysis.answers.unfinished import spans_of_request
 from sglang_instrument.analysis.digests.record_attempts import attempts_of

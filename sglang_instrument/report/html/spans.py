@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.as_json import as_json
-from sglang_instrument.analysis.answers.round_trips import of_worker
+from sglang_instrument.analysis.answers.engine.round_trips import of_worker
 from sglang_instrument.analysis.answers.unfinished import open_spans
 from sglang_instrument.analysis.reading.all_fields import with_texts
 from sglang_instrument.analysis.timing.nesting import nest

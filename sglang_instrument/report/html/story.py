@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.answers.workers import chain_of
 from sglang_instrument.analysis.reading.processes import read_process
 from sglang_instrument.errors import LogError

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.digests.digest import KINDS
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.timing.nesting import nest

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO, Final
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.answers.requests import request_table
-from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.servers import are_servers_alone
 from sglang_instrument.analysis.reading.files import newest_runs
 from sglang_instrument.analysis.run.opening import Run

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from sglang_instrument.analysis.answers.engine_records import engine_files
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
-from sglang_instrument.analysis.answers.join import has_engine_logs
+from sglang_instrument.analysis.answers.engine.join import has_engine_logs
+from sglang_instrument.analysis.answers.engine.records import engine_files
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.records.fields import RequestIds
 from sglang_instrument.analysis.run.newest_records import newest_records

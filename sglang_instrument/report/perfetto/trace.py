@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks
-from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.unfinished import open_spans
 from sglang_instrument.analysis.reading.all_fields import TEXT_COLUMNS, with_texts
 from sglang_instrument.analysis.reading.files import File, RunFiles

@@ -10,7 +10,7 @@ from conftest import ENVIRONMENTS, ROOT
 from own_group import free_port
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.answers.join import joined_calls
+from sglang_instrument.analysis.answers.engine.join import joined_calls
 from sglang_instrument.cli.main import main
 
 ROLL_OUT = """

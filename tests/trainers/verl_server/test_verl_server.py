@@ -6,7 +6,7 @@ import pytest
 
 from sglang_instrument import schema
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.answers.join import engine_summary
+from sglang_instrument.analysis.answers.engine.join import engine_summary
 
 STEPS = ("step_1", "step_2", "validate_2")
 #: Events of one request, in its worker; tools only if the model calls one.

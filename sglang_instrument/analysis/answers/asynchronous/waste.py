@@ -19,9 +19,9 @@ from sglang_instrument.analysis.answers.asynchronous.fates import (
     WAITING,
     logs_consumption,
 )
-from sglang_instrument.analysis.answers.engine_records import engine_files
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
-from sglang_instrument.analysis.answers.join import callers
+from sglang_instrument.analysis.answers.engine.join import callers
+from sglang_instrument.analysis.answers.engine.records import engine_files
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.schema import SAMPLES_DROPPED
 

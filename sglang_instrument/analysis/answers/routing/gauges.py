@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_records import engine_files
-from sglang_instrument.analysis.answers.round_trips import ahead_us, hosts_ahead_us
+from sglang_instrument.analysis.answers.engine.records import engine_files
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, hosts_ahead_us
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count, kv_shares
 from sglang_instrument.analysis.reading.records.gpu_records import gpu_rows
 from sglang_instrument.analysis.reading.times import epoch_us

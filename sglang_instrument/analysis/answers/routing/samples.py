@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_records import engine_files, iter_records
+from sglang_instrument.analysis.answers.engine.records import engine_files, iter_records
 from sglang_instrument.analysis.reading.records.engine_fields import count, kv_shares, rids_of
 from sglang_instrument.analysis.run.cached_tables import cached_table
 

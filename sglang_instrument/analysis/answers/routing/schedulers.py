@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_records import engine_files
-from sglang_instrument.analysis.answers.engine_requests import called_requests
-from sglang_instrument.analysis.answers.join import has_engine_logs, with_step
+from sglang_instrument.analysis.answers.engine.join import has_engine_logs, with_step
+from sglang_instrument.analysis.answers.engine.records import engine_files
+from sglang_instrument.analysis.answers.engine.requests import called_requests
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, rids_of
 from sglang_instrument.analysis.run.newest_records import newest_records

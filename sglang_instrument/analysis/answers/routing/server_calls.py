@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_records import iter_records
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, with_whole_queue
-from sglang_instrument.analysis.answers.join import with_step
-from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.answers.engine.join import with_step
+from sglang_instrument.analysis.answers.engine.records import iter_records
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, with_whole_queue
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
 from sglang_instrument.analysis.run.cached_tables import cached_table
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.newest_records import newest_records

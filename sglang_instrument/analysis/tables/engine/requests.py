@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _make(run: Run) -> pl.DataFrame:
-    from sglang_instrument.analysis.answers.join import engine_request_table, has_engine_logs
+    from sglang_instrument.analysis.answers.engine.join import engine_request_table, has_engine_logs
 
     return engine_request_table(run) if has_engine_logs(run) else ENGINE_REQUESTS.of_rows([])
 

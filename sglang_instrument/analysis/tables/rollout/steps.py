@@ -32,7 +32,7 @@ _WORK: Final = {
 
 
 def _make(run: Run) -> pl.DataFrame:
-    from sglang_instrument.analysis.answers.call_times import paths_of
+    from sglang_instrument.analysis.answers.engine.call_times import paths_of
     from sglang_instrument.analysis.answers.steps import STEP, step_table
     from sglang_instrument.analysis.answers.summary import summary_table
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_records import engine_files, iter_records
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_requests
+from sglang_instrument.analysis.answers.engine.records import engine_files, iter_records
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, engine_requests
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_worker
 from sglang_instrument.analysis.answers.requests import in_attempt
-from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
 from sglang_instrument.analysis.reading.files import RunFiles
 
 if TYPE_CHECKING:

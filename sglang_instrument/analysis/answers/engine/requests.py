@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_records import engine_files, iter_records
-from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.answers.engine.records import engine_files, iter_records
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.reading.records.engine_fields import (
     EngineFields,
     number,

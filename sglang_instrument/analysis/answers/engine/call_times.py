@@ -6,8 +6,8 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, with_whole_queue
-from sglang_instrument.analysis.answers.join import callers, has_engine_logs
+from sglang_instrument.analysis.answers.engine.join import callers, has_engine_logs
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, with_whole_queue
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.opening import Run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_records import iter_records
+from sglang_instrument.analysis.answers.engine.records import iter_records
 from sglang_instrument.analysis.reading.files import controls_of
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, rids_of
 from sglang_instrument.analysis.reading.records.lines import Line
@@ -125,7 +125,7 @@ def _sure_end(line: Line, fields: EngineFields) -> int:
     Of a record about a batch, only the start does: the batch may go on after this request's answer was sent.
     The same holds for an aborted request.
     """
-    whole = isinstance(fields.rid, str) and line.error is None
+    whole = isinstance(fields.rid, str) and line.error is None and fields.finish_reason != "abort"
     return line.end_us if whole and line.event != _OPEN_ENDED else line.start_us or 0
 
 
@@ -247,11 +247,21 @@ def _clock_links(run: Run, pairs: pl.DataFrame) -> dict[str, list[tuple[str, flo
 def ahead_us(run: Run) -> dict[str, int]:
     """Return how many microseconds the clock of each process is ahead, where the evidence is sufficient.
 
-    An offset within its residual of 0 is left out: applying it could separate events that belong together.
+    A process is taken to read the clock of another one, known more precisely, that its offset does not differ
+    from by more than its residual: applying its own could separate events that belong together. So is the
+    median worker's clock, whose offset is 0.
     """
-    sure = process_clocks(run).filter(pl.col("offset_sec").abs() > pl.col("residual_sec"))
-    moved = sure.filter(pl.col("offset_sec") != 0.0).select("process", "offset_sec")
-    return {name: round(offset * 1e6) for name, offset in moved.iter_rows()}
+    clocks = [0.0]
+    moved = {}
+    rows = process_clocks(run).sort("residual_sec", "process").select("process", "offset_sec", "residual_sec")
+    for name, offset, residual in rows.iter_rows():
+        apart, nearest = min((abs(clock - offset), clock) for clock in clocks)
+        if apart > residual:
+            nearest = offset
+            clocks.append(offset)
+        if nearest != 0.0:
+            moved[name] = round(nearest * 1e6)
+    return moved
 
 
 def hosts_ahead_us(run: Run, ahead: Mapping[str, int]) -> dict[str, int]:

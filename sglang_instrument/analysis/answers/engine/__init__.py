@@ -1,0 +1,1 @@
+"""What the processes of engines logged of calls, and on which clocks."""
