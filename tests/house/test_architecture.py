@@ -43,6 +43,7 @@ RUN = READING | {
 LEDGER = RUN | {"analysis.ledger"}
 ROUTING = {
     "analysis.answers",
+    "analysis.answers.engine",
     "analysis.answers.routing",
     "analysis.answers.weights",
     "analysis.answers.asynchronous",
@@ -112,12 +113,14 @@ MAY_IMPORT = {
     "analysis.run": RUN | {"analysis.foreign"},
     "analysis.settings": RUN,
     "analysis.ledger": RUN,
-    "analysis.answers": LEDGER,
-    "analysis.answers.weights": LEDGER | {"analysis.answers"},
+    "analysis.answers.engine": LEDGER,
+    "analysis.answers": LEDGER | {"analysis.answers.engine"},
+    "analysis.answers.weights": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.changes": LEDGER
-    | {"analysis.answers", "analysis.answers.routing", "analysis.answers.asynchronous"},
-    "analysis.answers.routing": LEDGER | {"analysis.answers"},
-    "analysis.answers.asynchronous": LEDGER | {"analysis.answers"},
+    | {"analysis.answers", "analysis.answers.engine"}
+    | {"analysis.answers.routing", "analysis.answers.asynchronous"},
+    "analysis.answers.routing": LEDGER | {"analysis.answers", "analysis.answers.engine"},
+    "analysis.answers.asynchronous": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.verdict.evidence": LEDGER | ROUTING,
     "analysis.verdict.detectors": LEDGER | ROUTING | {"analysis.verdict.evidence"},
     "analysis.verdict.detectors.calls": LEDGER | ROUTING | {"analysis.verdict.evidence"},

@@ -1,8 +1,7 @@
 """List requests, the slowest first, and split one into its turns and events."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 import polars as pl
 
@@ -72,21 +71,6 @@ def cdf_table(requests: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     counts = [pl.len().alias("requests"), pl.col("unended").sum()]
     columns = [*(count.cast(pl.Int64) for count in counts), duration.mean().alias("mean_sec"), *quantiles]
     return requests.group_by(by).agg(*columns, max_sec=duration.max()).sort(by)
-
-
-def in_attempt(digest: Digest, row: Mapping[str, Any]) -> Callable[[int | None], bool]:
-    """Return whether a moment is of a request, or of another one of its id: of the last that had begun.
-
-    Args:
-        digest: All requests of the run.
-        row: The request, a row of `request_table`.
-    """
-    place = {name: row[name] for name in ("step", "validate", "worker", "request_id")}
-    of_id = request_table(digest).filter(pl.col(name).eq_missing(value) for name, value in place.items())
-    begun: list[int] = of_id.sort("attempt")["start_us"].to_list()
-    if len(begun) == 1:
-        return lambda moment: True
-    return lambda moment: max(0, bisect_right(begun, moment or 0) - 1) == row["attempt"]
 
 
 def waterfall(

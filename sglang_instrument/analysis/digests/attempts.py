@@ -1,6 +1,8 @@
 """Tell apart the requests of one id in a step: a retry uses the id of a request that ended before it."""
 
-from typing import Final
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import polars as pl
 
@@ -73,3 +75,18 @@ def _requests_around(requests: pl.Series, parent: pl.Series) -> pl.Series:
         nearest = pl.select(pl.coalesce(nearest, nearest.gather(up))).to_series()
         up = up.gather(up)
     return nearest
+
+
+def in_attempt(requests: pl.DataFrame, row: Mapping[str, Any]) -> Callable[[int | None], bool]:
+    """Return whether a moment is of a request, or of another one of its id: of the last that had begun.
+
+    Args:
+        requests: All requests of the rollout workers: step, validate, worker, request_id, attempt, start_us.
+        row: The request, one of these rows.
+    """
+    place = {name: row[name] for name in ("step", "validate", "worker", "request_id")}
+    of_id = requests.filter(pl.col(name).eq_missing(value) for name, value in place.items())
+    begun: list[int] = of_id.sort("attempt")["start_us"].to_list()
+    if len(begun) == 1:
+        return lambda moment: True
+    return lambda moment: max(0, bisect_right(begun, moment or 0) - 1) == row["attempt"]

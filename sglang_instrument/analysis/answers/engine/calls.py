@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.requests import in_attempt
+from sglang_instrument.analysis.digests.attempts import in_attempt
 from sglang_instrument.analysis.reading.records.fields import RequestIds
 from sglang_instrument.analysis.reading.records.lines import Integer, Line
 from sglang_instrument.analysis.run.newest_records import newest_records
@@ -54,7 +54,7 @@ def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
     """
     place = {"step": row["step"], "worker": row["worker"], "validate": row["validate"]}
     run.demand_records(**place)
-    is_of_attempt = in_attempt(run.everything, row)
+    is_of_attempt = in_attempt(run.everything.of_workers().requests, row)
     calls = [
         _call(line, fields)
         for _, line, fields in newest_records(run, run.files_of(**place), _MetaInfo, keys=("e2e_latency",))

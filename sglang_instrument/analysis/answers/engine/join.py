@@ -10,7 +10,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine.records import engine_files, iter_records
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_worker
-from sglang_instrument.analysis.answers.requests import in_attempt
+from sglang_instrument.analysis.digests.attempts import in_attempt
 from sglang_instrument.analysis.reading.files import RunFiles
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
     calls = joined_calls(run, row["step"], row["worker"], row["validate"])
     usual = usual_token_sec(calls)
     mine = calls.filter(request_id=row["request_id"]).to_dicts()
-    is_of_attempt = in_attempt(run.everything, row)
+    is_of_attempt = in_attempt(run.everything.of_workers().requests, row)
     return [{**call, "why": why(call, usual)} for call in mine if is_of_attempt(call["called_us"])]
 
 
