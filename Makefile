@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
-ENVIRONMENTS := ray router storage sshd mlflow verl verl_server areal trackers prometheus
+ENVIRONMENTS := ray router storage sshd mlflow sglang verl verl_server areal trackers prometheus
 # One process more than cores, as many tests wait, but at most 8: each may run an engine, and memory is limited. Tests
 # that share an engine run in one process: tests/conftest.py makes the groups, and puts the longest first.
 PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
