@@ -158,6 +158,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "request_wait": EventKind("other", reference=False),  # until fewer requests are in flight
     "requests_abort": EventKind("postprocess", reference=False),
     "abort_wait": EventKind("postprocess", reference=False),  # until the servers have aborted what is left
+    "groups_kept": EventKind("other", instant=True, reference=False),  # cut off, to go on in a later step
     "group_filter": EventKind("postprocess", reference=False),
     "requests_submit": EventKind("preprocess", reference=False),
     "groups_collect": EventKind("loop", reference=False),  # of an asynchronous rollout, for this step
@@ -176,6 +177,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "generation_continue": EventKind("weights", reference=False),
     "reward_score": EventKind("reward", reference=False),
     "reward_batch": EventKind("reward", reference=False),
+    "reward_request": EventKind("reward", reference=False),  # one call of a reward server over HTTP
     "rollout": EventKind("generate", reference=False),
     "trainer_step": EventKind("step", reference=False),
     "trainer_validate": EventKind("step", reference=False),

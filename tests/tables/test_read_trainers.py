@@ -62,7 +62,9 @@ def test_a_loop_of_an_agent_is_a_turn_with_its_call_of_the_engine_inside():
         assert lines["turn_engine_call"][1] <= lines["turn_end"][1]
 
 
-@pytest.mark.parametrize("loop", ["grpo_train", "async_grpo_train"])
+@pytest.mark.parametrize(
+    "loop", ["grpo_train", "async_grpo_train", "grpo_train_sync", "ppo_train", "async_ppo_train"]
+)
 def test_the_phases_of_a_training_step_lie_in_it(loop):
     [result] = check([load_table("nemo_rl/trainer")], open_tree(SHAPES))
     lines = {site.region.event: site.lines for site in result.sites if site.target.name == loop}

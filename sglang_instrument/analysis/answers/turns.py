@@ -1,9 +1,14 @@
 """Show how many turns requests take, and where the time goes turn by turn."""
 
+from typing import Final
+
 import polars as pl
 
 from sglang_instrument.analysis.answers.requests import without_unrecorded
 from sglang_instrument.analysis.digests.digest import KINDS, Digest
+
+_NAMED: Final = ["event", "tool"]
+_FEWEST: Final = 16  # calls; of fewer, nothing is said of their queue
 
 
 def turn_table(digest: Digest, by_step: bool = False, whole: Digest | None = None) -> pl.DataFrame:
@@ -48,17 +53,45 @@ def turn_counts(digest: Digest) -> pl.DataFrame:
 
 
 def tool_table(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return tools and interactions by name: event, tool, count, total_sec, p50_sec, p99_sec, max_sec."""
-    used = spans.filter(pl.col("phase").cast(pl.String).is_in(["tool", "interaction"]))
-    duration = pl.col("duration_sec")
+    """Return tools, interactions and rewards by name.
+
+    Returns:
+        event, tool, count, total_sec, p50_sec, p99_sec, max_sec; mean_in_flight, most_in_flight: how many of
+        these calls went on at once, the mean over the time in which any did; queue_sec: by how much the
+        median of the calls that began with the most in flight (the upper half) took longer than that of the
+        calls that began with the fewest (the lowest tenth), at least 0; null with fewer than 16 calls, or
+        where as many were in flight at all times.
+    """
+    used = spans.filter(pl.col("phase").cast(pl.String).is_in(["tool", "interaction", "reward"]))
+    used = used.select(pl.col("event", "tool").cast(pl.String), "start_us", "duration_sec")
+    duration, in_flight = pl.col("duration_sec"), pl.col("in_flight")
+    fewest = in_flight.quantile(0.1, "lower")
+    is_crowded = (in_flight > fewest) & (in_flight >= in_flight.median())
+    queue_sec = duration.filter(is_crowded).median() - duration.filter(in_flight <= fewest).median()
+    busy_sec = pl.col("busy_us").first() / 1e6
     return (
-        used.group_by(pl.col("event").cast(pl.String), pl.col("tool").cast(pl.String))
+        _with_in_flight(used)
+        .group_by(_NAMED)
         .agg(
             count=pl.len().cast(pl.Int64),
             total_sec=duration.sum(),
             p50_sec=duration.quantile(0.5, "linear"),
             p99_sec=duration.quantile(0.99, "linear"),
             max_sec=duration.max(),
+            mean_in_flight=pl.when(busy_sec > 0).then(duration.sum() / busy_sec),
+            most_in_flight=in_flight.max(),
+            queue_sec=pl.when(pl.len() >= _FEWEST).then(queue_sec.clip(lower_bound=0.0)),
         )
         .sort("total_sec", "event", descending=[True, False])
     )
+
+
+def _with_in_flight(calls: pl.DataFrame) -> pl.DataFrame:
+    """Add in_flight: the calls of its name that went on when one began, with it; busy_us: while any did."""
+    calls = calls.with_columns(end_us=pl.col("start_us") + (pl.col("duration_sec") * 1e6).cast(pl.Int64))
+    begun = calls.select(*_NAMED, "duration_sec", at_us="start_us", change=pl.lit(1, pl.Int64))
+    ended = calls.select(*_NAMED, duration_sec=None, at_us="end_us", change=pl.lit(-1, pl.Int64))
+    edges = pl.concat([begun, ended], how="vertical_relaxed").sort("at_us", "change", maintain_order=True)
+    edges = edges.with_columns(in_flight=pl.col("change").cum_sum().over(_NAMED))
+    passed_us = pl.when(pl.col("in_flight").shift(1) > 0).then(pl.col("at_us").diff())
+    return edges.with_columns(busy_us=passed_us.sum().over(_NAMED)).drop_nulls("duration_sec")

@@ -17,7 +17,7 @@ HELP: Final = """\
 Show the turns of the requests: how many requests reach each turn, its time in the engine and in tools.
 
     sglang-instrument turns logs/gsm8k_600
-    sglang-instrument turns logs/gsm8k_600 --step 67 --tools   # also each tool by name; reads all events
+    sglang-instrument turns logs/gsm8k_600 --step 67 --tools   # also tools, rewards by name; reads all events
 
     turn  requests  engine s  engine p50 s  engine p99 s  tool s  response tokens  cached %  ended %
     1          640     2,214          2.91          8.40   190.2           97,280         0       12
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `turns`."""
     select.add_arguments(parser)
     parser.add_argument("--worker", type=int, metavar="R", help="only this worker")
-    parser.add_argument("--tools", action="store_true", help="also tools and interactions by name")
+    parser.add_argument("--tools", action="store_true", help="also tools, interactions and rewards by name")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,5 +84,5 @@ def run(args: argparse.Namespace) -> int:
     for line in no_cache_words(turns):
         print_line(line)
     if args.tools:
-        print_rows(TOOLS, tools, title="\ntools, interactions")
+        print_rows(TOOLS, tools, title="\ntools, interactions, rewards")
     return 0

@@ -12,6 +12,8 @@ import time
 from argparse import Namespace
 from types import SimpleNamespace
 
+from reward_server import reward_server
+
 import sglang_instrument
 
 WAY, ORDER = sys.argv[1:3]
@@ -124,7 +126,12 @@ def rollouts():
     """Return the results of two steps and an evaluation."""
     from slime.ray.rollout import RolloutManager
 
-    manager = RolloutManager(Namespace(**{**PLAIN, **WAYS[WAY]}), None)
+    with reward_server(refused=1) as address:
+        return rolled_out(RolloutManager(Namespace(**{**PLAIN, **WAYS[WAY], "rm_url": address}), None))
+
+
+def rolled_out(manager):
+    """Return what two steps and an evaluation give."""
     out = [manager.generate(0)]
     if WAY == "async":
         import user_functions

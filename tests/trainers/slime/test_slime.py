@@ -55,7 +55,7 @@ def run_python(python, arguments, folder):
         [python, "-W", "ignore", *arguments],
         folder,
         limit_sec=LIMIT_SEC,
-        paths=[HERE, HERE / "stand_in"],
+        paths=[HERE, HERE / "stand_in", HERE.parents[1] / "support"],
         hook=False,
         **variables,
     )
@@ -172,7 +172,8 @@ def test_a_request_that_becomes_several_samples_says_so(rolled):
 def test_an_aborted_request_is_marked_and_continues_under_its_id_in_a_later_step(rolled):
     run = rolled("abort")
     [aborting] = run.extras("requests_abort", "step_0/worker_0.jsonl")
-    assert aborting == {"pending": 1, "kept_groups": 1}
+    assert aborting == {"pending": 1}
+    assert run.extras("groups_kept", "step_0/worker_0.jsonl") == [{"groups": 1}]
     cut = [
         request for request in run.extras(REQUEST, "step_0/worker_0.jsonl") if request["status"] == "aborted"
     ]
@@ -193,9 +194,15 @@ def test_a_step_names_the_samples_that_it_took_and_each_request_its_group(rolled
         assert [request["group"] for request in requests] == [request["group_index"] for request in requests]
 
 
-def test_a_remote_reward_is_a_score_within_the_calculation(rolled):
+def test_a_remote_reward_is_a_score_within_the_calculation_and_each_of_its_calls_a_request(rolled):
     run = rolled("remote")
-    assert len(run.of("reward_score")) == len(run.of("reward_calculation")) > 0
+    scores = len(run.of("reward_score"))
+    assert scores == len(run.of("reward_calculation")) > 0
+    calls = run.of("reward_request")
+    assert Counter(call["extra"].get("status") for call in calls) == {200: scores, None: 1}
+    [failed] = [call for call in calls if "error" in call]  # the server refuses its first call
+    assert (failed["error"], failed["extra"]["attempt"]) == ("ClientResponseError", 0)
+    assert sorted(call["extra"]["attempt"] for call in calls)[-1] == 1
 
 
 def test_a_fully_asynchronous_request_is_in_the_step_in_which_it_began(rolled):
