@@ -107,6 +107,7 @@ PROGRAMS = {
     "docker": "needs Docker, and a trainer's image",
     "nsys": "needs a GPU and Nsight Systems",
     "vllm": "needs vLLM",
+    "uv": "needs NeMo-RL's environments",
 }
 
 
