@@ -8,10 +8,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queued import runs_made_once
-from scipy.stats import nct, t, ttest_ind, ttest_rel
 
 from sglang_instrument.analysis import Run, compare_runs, open_run
 from sglang_instrument.analysis.changes.compare import Comparison, Condition, comparison_of
@@ -32,8 +32,8 @@ def scattered(steps: int, deviation: float) -> list[float]:
 def power(steps: int, log: float, deviation: float, alpha: float) -> float:
     """Return how likely Student's t tells such runs apart, by the noncentral distribution."""
     freedom, away = 2 * (steps - 1), log / (deviation * math.sqrt(2 / steps))
-    critical = t.ppf(1 - alpha / 2, freedom)
-    return float(nct.sf(critical, freedom, away) + nct.cdf(-critical, freedom, away))
+    critical = scipy.stats.t.ppf(1 - alpha / 2, freedom)
+    return float(scipy.stats.nct.sf(critical, freedom, away) + scipy.stats.nct.cdf(-critical, freedom, away))
 
 
 def rows(compared: Comparison) -> dict[str, dict[str, Any]]:
@@ -59,7 +59,7 @@ def test_two_samples_are_compared_by_t_on_logarithms(first: list[float], other: 
     logs = [[math.log(value) for value in each] for each in (first, other)]
     if min(max(each) - min(each) for each in logs) < 1e-3 or len(first) != len(other):
         return
-    expected = ttest_ind(logs[1], logs[0])
+    expected = scipy.stats.ttest_ind(logs[1], logs[0])
     ratio = difference(first, other)
     assert ratio.p_value() == pytest.approx(expected.pvalue, rel=1e-6)
     low, high = expected.confidence_interval(0.9)
@@ -69,7 +69,7 @@ def test_two_samples_are_compared_by_t_on_logarithms(first: list[float], other: 
 @pytest.mark.parametrize("sizes", [(4, 5), (4, 12), (12, 4), (10, 100)])
 def test_samples_of_other_sizes_are_compared_by_welchs_t(sizes: tuple[int, int]) -> None:
     first, other = scattered(sizes[0], 0.2), [2 * value for value in scattered(sizes[1], 0.5)]
-    expected = ttest_ind([*map(math.log, other)], [*map(math.log, first)], equal_var=False)
+    expected = scipy.stats.ttest_ind([*map(math.log, other)], [*map(math.log, first)], equal_var=False)
     assert difference(first, other).p_value() == pytest.approx(expected.pvalue)
 
 
@@ -82,7 +82,7 @@ def test_two_or_three_steps_have_no_more_freedom_however_many_the_other_run_has(
 
 def test_pairs_are_compared_by_students_t_on_the_logarithms_of_their_ratios() -> None:
     first, other = [1.0, 7.0, 30.0], [1.2, 7.5, 40.0]
-    expected = ttest_rel([*map(math.log, other)], [*map(math.log, first)])
+    expected = scipy.stats.ttest_rel([*map(math.log, other)], [*map(math.log, first)])
     assert difference(first, other, paired=True).p_value() == pytest.approx(expected.pvalue)
 
 

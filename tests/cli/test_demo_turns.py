@@ -1,4 +1,7 @@
-"""In the demo, tools and interactions belong to the turn whose reply they answer; without an engine."""
+"""In the demo, tools and interactions belong to the turn whose reply they answer; without an engine.
+
+PyTorch is imported by the test alone: each process that collects tests would need seconds for it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch", reason="the demo's requirements are not installed")
-
-import torch.distributed as dist
 from logged import read_records
 
 import sglang_instrument
-from sglang_instrument.demo.batch import DataProto
 from sglang_instrument.demo.calculator import Calculator
 from sglang_instrument.demo.faults import Fault
 from sglang_instrument.demo.interaction import Verifier
 from sglang_instrument.demo.problems import call, say
-from sglang_instrument.demo.rollout import DemoRollout, RolloutConfig
 
 #: Of one request: a tool's answer after the first and the third, the user's after the second and the last.
 REPLIES = [call("1 + 2"), say(7), call("3 + 4", "5 + 6"), say(3)]
@@ -55,12 +52,16 @@ class Engine:
 @pytest.fixture
 def alone(tmp_path):
     """A group of one process."""
+    dist = pytest.importorskip("torch", reason="the demo's requirements are not installed").distributed
     dist.init_process_group("gloo", init_method=(tmp_path / "meeting").as_uri(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def test_tools_and_answers_belong_to_the_turn_whose_reply_they_answer(alone: None, tmp_path: Path) -> None:
+    from sglang_instrument.demo.batch import DataProto
+    from sglang_instrument.demo.rollout import DemoRollout, RolloutConfig
+
     sglang_instrument.install(experiment="demo", log_dir=str(tmp_path), trainers=["demo"])
     fault = Fault((), worker=0, workers=1, steps=1)
     engine = Engine()

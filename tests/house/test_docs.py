@@ -225,3 +225,12 @@ def test_the_pages_name_no_place_of_the_machine_that_made_them():
 def test_licence_and_package_agree():
     assert (ROOT / "LICENSE").read_text().split()[:4] == ["Apache", "License", "Version", "2.0,"]
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_test_of_a_line_is_found_by_its_folder():
+    page = (ROOT / "docs/explanation/contributing.md").read_text()
+    elsewhere = {"demo": "cli", "traces": "profilers", "native": "recording/measure"}
+    for folder in sorted(path.parent.name for path in (ROOT / "sglang_instrument").glob("*/__init__.py")):
+        tests = ROOT / "tests" / elsewhere.get(folder, folder)
+        assert list(tests.rglob("test_*.py")), folder
+        assert folder not in elsewhere or f"`tests/{elsewhere[folder]}`" in page
