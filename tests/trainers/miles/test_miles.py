@@ -5,14 +5,13 @@ test; docs/how-to/miles.md says which version of the real source was read.
 """
 
 import json
-import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 from logged import read_records, recorded_events
+from logged_program import run_logged
 
 from sglang_instrument.patching.places.source_archives import open_tree
 from sglang_instrument.patching.rewriting.check import check
@@ -20,6 +19,7 @@ from sglang_instrument.patching.tables.reading import load_table
 
 HERE = Path(__file__).parent
 REQUEST = "async_rollout_request_complete"
+LIMIT_SEC = 600
 #: Events of slime's tables that Miles has no statements for.
 NOT_IN_MILES = {"sample_hooks"}  # nor has it the sandboxes of slime.agent
 
@@ -46,18 +46,8 @@ def rolled(tmp_path_factory):
     @cache
     def run(*way):
         folder = tmp_path_factory.mktemp("miles_" + "_".join(way))
-        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(folder)}
-        paths = os.pathsep.join([str(HERE), str(HERE / "stand_in")])
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", str(HERE / "drive_miles.py"), *way],
-            env={**inherited, **ours, "PYTHONPATH": paths},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        command = [sys.executable, "-W", "ignore", HERE / "drive_miles.py", *way]
+        done = run_logged(command, folder, limit_sec=LIMIT_SEC, paths=[HERE, HERE / "stand_in"], hook=False)
         return Rolled(done.stdout, folder / "run")
 
     return run
@@ -196,12 +186,8 @@ with sglang_instrument.step(7):
     assert asyncio.run(main()) == 4
 sglang_instrument.flush()
 """
-    inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(tmp_path)}
-    paths = {"PYTHONPATH": str(HERE / "stand_in")}
-    subprocess.run(
-        [sys.executable, "-c", script], env={**inherited, **ours, **paths}, check=True, timeout=300
-    )
+    command = [sys.executable, "-c", script]
+    run_logged(command, tmp_path, limit_sec=LIMIT_SEC, paths=[HERE / "stand_in"], hook=False)
     records = recorded_events(read_records(tmp_path / "run")["step_7/worker_0.jsonl"])
     dropped = [record["extra"] for record in records if record["event"] == "samples_dropped"]
     assert [(drop["reason"], drop["samples"]) for drop in dropped] == [
