@@ -139,7 +139,7 @@ def test_a_lambda_with_a_measured_call_compiles_although_the_function_that_makes
     assert compiled_graphs(module.makes_lambda(), torch.ones(2), fullgraph=True) == without
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated")  # a FutureWarning since 2.15
 def test_exported_and_traced_functions_have_the_same_graphs(module, patched):
     layer, x = module.Layer(), torch.ones(2)
 
