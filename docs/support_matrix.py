@@ -40,8 +40,8 @@ of each version without importing it, as `sglang-instrument patches check --sour
 In a version that is not listed, whatever resolves is recorded; `status()` and `sglang-instrument status` name
 the rest.
 
-Beside these, the tests run with Ray 2.60 and PyTorch 2.13; those of recording and patching have also run with PyTorch
-2.15. Of a trainer that is in no registry, checkouts of the named versions were read with `patches check --source DIR`.
+Beside these, the tests run with Ray 2.60 and PyTorch 2.13; those of recording and patching also ran with
+PyTorch 2.15. Of trainers that are in no registry, checkouts of these versions were read by `--source DIR`.
 """
 
 
