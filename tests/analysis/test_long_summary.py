@@ -84,14 +84,66 @@ def test_a_step_that_is_not_there_is_refused(
     assert "no step 77; there are 40, the nearest: 38, 39, 40" in capsys.readouterr().err
 
 
-def test_without_periods_it_is_read_as_a_whole_which_is_said(
+@pytest.mark.parametrize("options", [(), ("--validate",), ("--step", "9-12")])
+def test_a_row_a_step_is_that_of_the_run_as_a_whole(
+    usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    folder = shutil.copytree(usual, usual.parent / "-".join(("by_step", *options)))
+
+    def answer() -> Told:
+        assert main(["summary", str(folder), "--json", *options]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        told: Told = json.loads(printed.out)
+        return told
+
+    whole = answer()
+    monkeypatch.setattr(pieces, "MOST_FILES", 60)
+    for cut in (answer(), answer()):  # the second time from what was kept of the pieces
+        assert "judged in 5 parts" in cut["verdict"]
+        assert cut.keys() == whole.keys()
+        for name in ("steps", "workers"):
+            assert_alike(cut[name], whole[name])
+        assert cut["ledger"].keys() == whole["ledger"].keys()
+        for ledger, rows in whole["ledger"].items():
+            assert_alike(cut["ledger"][ledger], rows)
+
+
+def assert_alike(rows: list[Told], others: list[Told]) -> None:
+    """Compare rows; sums of a piece may have other last digits."""
+    assert len(rows) == len(others) > 0
+    for row, other in zip(rows, others, strict=True):
+        phases = row.pop("phases", {}), other.get("phases", {})
+        assert phases[0] == pytest.approx(phases[1])
+        other = {name: value for name, value in other.items() if name != "phases"}
+        words = {name: value for name, value in other.items() if not isinstance(value, float)}
+        assert {name: row[name] for name in words} == words
+        assert row == {name: pytest.approx(value, nan_ok=True) for name, value in other.items()}
+
+
+def test_a_row_a_step_is_printed_with_the_verdict(
+    usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pieces, "MOST_FILES", 60)
+    assert main(["summary", str(usual)]) == 0
+    printed = capsys.readouterr().out
+    assert "40 steps, 3 workers, 360 requests" in printed
+    assert "4 validation steps are not shown" in printed
+    assert "judged in 5 parts, each by itself" in printed
+    assert main(["summary", str(usual), "--step", "7"]) == 0
+    assert "until the next step began, were spent on" in capsys.readouterr().out
+
+
+def test_with_the_engines_own_logs_it_is_read_as_a_whole_which_is_said(
     usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(usual, usual.parent / "whole", ignore=shutil.ignore_patterns(".store"))
+    (folder / "engine").mkdir()
+    shutil.copy(folder / "step_1/worker_0.jsonl", folder / "engine/scheduler_0_tp0.jsonl")
     monkeypatch.setattr(pieces, "MOST_FILES", 40)
     assert main(["summary", str(folder)]) == 0
     printed = capsys.readouterr()
-    assert printed.err.startswith("132 files at once: `--by day` and `--by week` read them in pieces")
+    assert printed.err.startswith("133 files at once: `--by day` and `--by week` read them in pieces")
     assert "40 steps" in printed.out
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.steps import STEP, step_table
+from sglang_instrument.analysis.answers.steps import STEP, step_table, worker_table
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import Paths, step_ledger, worker_ledger
 
@@ -39,3 +39,8 @@ def summary_table(digest: Digest, paths: Paths) -> pl.DataFrame:
     steps = step_table(digest).select(_OF_STEP)
     parts = spent.with_columns(other_sec=other.clip(lower_bound=0.0)).join(waits, on=STEP, how="left")
     return steps.join(parts, on=STEP, how="left", maintain_order="left")
+
+
+def step_tables(digest: Digest, paths: Paths) -> list[pl.DataFrame]:
+    """Return `step_table`, `worker_table`, `step_ledger` and `worker_ledger` of a run."""
+    return [step_table(digest), worker_table(digest), step_ledger(paths), worker_ledger(paths)]

@@ -147,4 +147,4 @@ def _summed(tables: list[pl.DataFrame], walls: pl.DataFrame, key: list[str]) -> 
     rows = pl.concat([rows, rest.filter(pl.col("sec") > _LEAST_SEC)], how="diagonal_relaxed")
     order = pl.col("part").replace_strict({part: number for number, part in enumerate(PARTS)}, default=99)
     summed = rows.group_by(*STEP_OF_WORKER, "part", "event", "waited_for").agg(pl.col("sec").sum())
-    return summed.sort("validate", "step", order, "event", "worker").select(list(_LEDGER))
+    return summed.sort("validate", "step", order, "event", "worker", "waited_for").select(list(_LEDGER))

@@ -101,18 +101,21 @@ class LongRun:
 
     Args:
         where: Where its logs lie.
+        by_step: As the attribute.
 
     Attributes:
         where: The same.
         base: What reads it, without its steps.
         pieces: Its pieces, in the order of their steps; the engine's own logs come last.
+        by_step: Whether the tables of its steps are wanted, too.
         others: What lies in its folder besides logs and folders with logs.
         is_pruned: Whether `prune` kept something of it.
         unreadable: Folders with what `prune` kept that cannot be read, with the reason.
     """
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: Where, by_step: bool = False) -> None:
         self.where = where
+        self.by_step = by_step
         folder, on = where.folder, where.on
         by_name = joined_sizes([sizes_here(folder)] if on is None else sizes_on_nodes(folder, on))
         self.others = others_among([name for name in by_name if not is_part(name.rstrip("/"))])
@@ -125,6 +128,11 @@ class LongRun:
         """Whether it is too large to be read as a whole."""
         size = self._size_of(self._sizes)
         return size.files > MOST_FILES or size.text > MOST_BYTES
+
+    @property
+    def has_engine_logs(self) -> bool:
+        """Whether the engine's processes wrote logs of their own, which no piece joins with its steps."""
+        return _ENGINE in self._sizes
 
     def prepare(self) -> None:
         """Find the steps, what `prune` kept, and on nodes of a cluster the small files.
@@ -201,12 +209,14 @@ def joined_sizes(of_nodes: Iterable[Mapping[str, tuple[int, int, int]]]) -> dict
     return {name: sum(parts, Size(0, 0)) for name, parts in sizes.items()}
 
 
-def large_run(path: Path, on: str | None) -> LongRun | None:
+def large_run(path: Path, on: str | None, by_step: bool = False) -> LongRun | None:
     """Return a run that is too large to be read as a whole; None if it is not, or is no log of ours.
 
     Args:
         path: As for `open_run`. A launch that is chosen by its id is read as a whole.
         on: As for `open_run`.
+        by_step: Whether the tables of its steps are wanted: of a run whose engines logged, too, pieces do not
+            tell all of them.
 
     Raises:
         InstrumentError: There is no such cluster, or its nodes lack this package.
@@ -221,8 +231,8 @@ def large_run(path: Path, on: str | None) -> LongRun | None:
             return None
         if is_dataset(folder) or is_earlier_dataset(folder):
             return None
-    run = LongRun(Where(folder, on))
-    if not run.is_large and not run.is_pruned:
+    run = LongRun(Where(folder, on), by_step)
+    if (not run.is_large and not run.is_pruned) or (by_step and run.has_engine_logs):
         return None
     run.prepare()
     return run if run.is_large else None

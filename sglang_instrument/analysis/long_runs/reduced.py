@@ -10,6 +10,7 @@ import polars as pl
 
 from sglang_instrument import __version__
 from sglang_instrument.analysis.answers.engine.call_times import paths_of
+from sglang_instrument.analysis.answers.summary import step_tables
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.ledger.ledger import Paths
@@ -50,6 +51,7 @@ class Reduced(msgspec.Struct):
         findings: Those of its own steps, and of the run as the piece shows it.
         changed_ns: When one of its files was last written to.
         lost: By node that died, the files that only it held.
+        tables: `step_tables` of its own steps, as Arrow, where they are wanted.
     """
 
     state: str
@@ -62,6 +64,7 @@ class Reduced(msgspec.Struct):
     findings: list[Finding]
     changed_ns: int
     lost: dict[str, list[str]]
+    tables: list[bytes] = []
 
 
 def state_of(executor: Executor, files: Sequence[File], piece: Piece, newest: Newest | None) -> str:
@@ -71,13 +74,14 @@ def state_of(executor: Executor, files: Sequence[File], piece: Piece, newest: Ne
     return hashlib.sha256(repr((__version__, VERSION, *parts)).encode()).hexdigest()[:12]
 
 
-def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
+def reduce_piece(where: Where, piece: Piece, newest: Newest | None, by_step: bool = False) -> bytes:
     """Return what is kept of a piece, a `Reduced` as msgpack.
 
     Args:
         where: Where its logs lie.
         piece: The piece.
         newest: The newest run of each of its folders, as all pieces tell it; None if not yet known.
+        by_step: Whether the tables of its steps are wanted.
     """
     executor = where.executor_of(piece)
     listed = executor.list_files()
@@ -93,9 +97,11 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
     known = RunFiles.part(of_newest, newest)
     run = Run(executor, known, only_newest_runs(known, digest), cached=False)
     of_piece = RunFiles.part([file for file in known if file.folder in piece.folders], newest)
+    paths = paths_of(run) if piece.steps is not None else Paths(run.digest)
+    tables = step_tables(run.digest, paths) if by_step else []
     reduced = Reduced(
         state=state if is_final else "",
-        rows=_as_bytes(_rows_of(run, piece)),
+        rows=_as_bytes(_own_steps(step_rows(run, paths), piece)),
         newest=dict(newest),
         headers=headers_of([file for file in files if file.folder in piece.folders]),
         last_words=[(process, *said) for process, said in last_words(known).items()],
@@ -104,6 +110,7 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None) -> bytes:
         findings=_findings_of(run, piece),
         changed_ns=max((file.mtime_ns for file in files), default=0),
         lost=executor.lost,
+        tables=[_as_bytes(_own_steps(table, piece)) for table in tables],
     )
     return msgspec.msgpack.encode(reduced)
 
@@ -122,12 +129,11 @@ def _left_out(files: Sequence[File], of_newest: Sequence[File], folders: Collect
     return left_out
 
 
-def _rows_of(run: Run, piece: Piece) -> pl.DataFrame:
-    """Return `step_rows` of a piece's own steps."""
+def _own_steps(table: pl.DataFrame, piece: Piece) -> pl.DataFrame:
+    """Return the rows of a piece's own steps."""
     if piece.steps is None:
-        return step_rows(run, Paths(run.digest)).clear()
-    rows = step_rows(run, paths_of(run))
-    return rows.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
+        return table.clear()
+    return table.filter(pl.col("step").is_between(piece.steps[0], piece.steps[-1]))
 
 
 def _health_of(run: Run, piece: Piece, of_piece: RunFiles, left_out: Health) -> Health:

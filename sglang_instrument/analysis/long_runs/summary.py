@@ -1,4 +1,4 @@
-"""Summarise a run by day or week: as a whole, or piece by piece where it is too large for memory.
+"""Summarise a run piece by piece, where it is too large for memory: by step, by day or by week.
 
 Of each piece a few rows, numbers and sentences are kept, in the store, too: the next call reads only the
 pieces whose files changed, and what did not change of them from parts. Which launch counts in a step is known
@@ -35,6 +35,7 @@ from sglang_instrument.analysis.run.losses import (
     missing_in,
     used_runs,
 )
+from sglang_instrument.analysis.settings.recorded import Setting, settings_of
 from sglang_instrument.analysis.store.homes import homes
 from sglang_instrument.analysis.store.made_tables import forget_made, load_made, save_made
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
@@ -43,6 +44,7 @@ from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder
 
 _REDUCED: Final = "reduced"  # a table with one value: what was kept of a piece
+_BY_STEP: Final = "reduced_by_step"  # the same, with the tables of its steps
 _TABLE: Final = {_REDUCED: pl.Binary}
 _MOST_AT_ONCE: Final = 32  # pieces that nodes of a cluster work on, about 1 GB each
 _HERE: Final = threading.Lock()  # of the thread that reduces a piece on this machine: it takes about 1 GB
@@ -50,7 +52,7 @@ _HERE: Final = threading.Lock()  # of the thread that reduces a piece on this ma
 
 @dataclass(frozen=True)
 class LongSummary:
-    """What `summary --by` tells of a run that is read in pieces.
+    """What `summary` tells of a run that is read in pieces.
 
     Attributes:
         folder: The run's folder.
@@ -61,6 +63,8 @@ class LongSummary:
         pieces: How many pieces of steps were judged, each by itself.
         health: Of the whole run.
         lost: By node that died, the files that only it held.
+        settings: Of its processes.
+        tables: `step_tables`, where they are wanted.
     """
 
     folder: Path
@@ -71,6 +75,8 @@ class LongSummary:
     pieces: int
     health: Health
     lost: dict[str, list[str]]
+    settings: list[Setting]
+    tables: list[pl.DataFrame]
 
     @property
     def sentence(self) -> str:
@@ -86,7 +92,7 @@ class LongSummary:
 
 
 def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
-    """Read a run in pieces, and return what `summary --by` tells of it.
+    """Read a run in pieces, and return what `summary` tells of it.
 
     Args:
         run: The run, prepared.
@@ -111,7 +117,7 @@ def summarise(run: LongRun, progress: Progress | None = None) -> LongSummary:
     for number, part in zip(again, _reduce_all(run, known, stores, None), strict=True):
         parts[number] = part
         states.add(part.state)
-    forget_made(stores, _REDUCED, states)
+    forget_made(stores, _name_of(run), states)
     return _joined(run, parts, RunFiles(headers))
 
 
@@ -175,28 +181,33 @@ def _kept_of(
     """Return what is kept of a piece: what was kept before, unless a file changed."""
     executor = run.where.executor_of(piece)
     state = state_of(executor, executor.list_files(), piece, newest)
-    cached = None if piece.is_last else _cached(stores, state)
+    cached = None if piece.is_last else _cached(stores, _name_of(run), state)
     if cached is not None:
         cached.lost = executor.lost  # as it is now
         return cached
     packed = None
     if isinstance(executor, RayExecutor) and not piece.pruned:  # what `prune` kept is on this machine
-        packed = executor.call(number, stopped, reduce_piece, run.where, piece, newest)
+        packed = executor.call(number, stopped, reduce_piece, run.where, piece, newest, run.by_step)
     if packed is None:
         with _HERE:
             if stopped.is_set():
                 raise InterruptedError
-            packed = reduce_piece(run.where, piece, newest)
+            packed = reduce_piece(run.where, piece, newest, run.by_step)
     reduced = msgspec.msgpack.decode(packed, type=Reduced)
     reduced.lost = executor.lost | reduced.lost
     if reduced.state == state:  # else a node did not answer the task, or a file changed
-        save_made(stores, _REDUCED, state, pl.DataFrame({_REDUCED: [packed]}, schema=_TABLE))
+        save_made(stores, _name_of(run), state, pl.DataFrame({_REDUCED: [packed]}, schema=_TABLE))
     return reduced
 
 
-def _cached(stores: Sequence[SafeFolder], state: str) -> Reduced | None:
+def _name_of(run: LongRun) -> str:
+    """Return the name under which the store keeps pieces of a run."""
+    return _BY_STEP if run.by_step else _REDUCED
+
+
+def _cached(stores: Sequence[SafeFolder], name: str, state: str) -> Reduced | None:
     """Return what was kept of a piece in this state; None if nothing was."""
-    table = load_made(stores, _REDUCED, state)
+    table = load_made(stores, name, state)
     try:
         return None if table is None else msgspec.msgpack.decode(table[_REDUCED][0], type=Reduced)
     except (pl.exceptions.PolarsError, msgspec.MsgspecError, TypeError, IndexError):
@@ -234,6 +245,11 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
         pieces=sum(1 for piece in run.pieces if piece.steps is not None),
         health=health,
         lost={node: list(paths) for node, paths in lost.items()},
+        settings=settings_of(run.base.home, headers.members(health.runs)),
+        tables=[
+            pl.concat(map(pl.read_ipc, of_pieces)).sort("validate", "step", maintain_order=True)
+            for of_pieces in zip(*(part.tables for part in parts), strict=True)
+        ],
     )
 
 

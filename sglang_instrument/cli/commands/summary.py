@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import statistics
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.tables.engine.server_totals import SERVER_TOTALS, WINDOWS
@@ -21,18 +19,13 @@ from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.commands.settings_tables import settings_words
 from sglang_instrument.cli.log_state import HEALTH
-from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.summaries import large_run
 from sglang_instrument.cli.summaries import periods as periods_printed
-from sglang_instrument.cli.summaries import steps as steps_printed
-from sglang_instrument.cli.summaries.ledger import print_ledger
+from sglang_instrument.cli.summaries.tables import StepTables, many, print_tables
 from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
-from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from sglang_instrument.analysis.executors.executor import Progress
     from sglang_instrument.analysis.ledger.deciding_paths import Paths
     from sglang_instrument.analysis.run.opening import Run
@@ -51,7 +44,6 @@ names what cost most, and what to look at next.
     67         131.0           134.1       256   12.0  124.0           68         43        91       4"""
 
 _NO_ENGINE: Final = 'SGLang\'s own processes logged nothing; engine_detail="requests" records their requests'
-_SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
 TABLES: Final = (STEPS, WORKERS, LEDGER, STEP_PARTS, PERIODS, SERVER_TOTALS, WINDOWS)
 _LEDGER: Final = {
     "steps": Key(LEDGER),
@@ -81,16 +73,6 @@ ANSWER: Final = {
 }
 
 _Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Summary:
-    """Rows of `step_table`, `worker_table`, `step_ledger` and `worker_ledger`."""
-
-    steps: list[_Row] = field(default_factory=list)
-    workers: pl.DataFrame | None = None
-    spent: pl.DataFrame | None = None
-    spent_by_workers: pl.DataFrame | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,25 +107,30 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.answers.engine.call_times import paths_of
     from sglang_instrument.analysis.answers.engine.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
+    from sglang_instrument.analysis.answers.summary import step_tables
     from sglang_instrument.analysis.settings.recorded import settings_of_run
     from sglang_instrument.analysis.verdict.verdict import judge
 
-    if args.by and (long := large_run.of(args)) is not None:
+    if (args.window is None or args.by) and (long := large_run.of(args)) is not None:
         return large_run.tell(args, long)
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress if args.by else _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None
         paths = paths_of(opened, None if args.by else chosen)
-        summary = _Summary() if args.by else _summarise(opened, paths, args.validate, chosen)
+        # A step ends with the begin of the next one or of a validation: measure all, then choose.
+        of_steps = [] if args.by else step_tables(opened.digest, paths)
         periods = _periods(opened, paths, args, chosen) if args.by else []
         verdict = judge(opened, paths=paths)
         findings = verdict.findings
         tells_first_finding = bool(findings) and verdict.sentence.startswith(findings[0].sentence)
         why = explain(opened, findings[0]) if tells_first_finding else ""
         engine = engine_summary(opened)
+    tables = (
+        None if args.by else StepTables.of(opened.name, len(opened.workers), of_steps, args.validate, chosen)
+    )
     if args.json:
         said = {"verdict": verdict.sentence, "findings": FINDINGS.in_json(map(asdict, findings))}
-        if args.by:
+        if tables is None:
             rows = periods_printed.json_of(args.by, periods)
             print_json({"folder": str(opened.folder), **said, **rows, "health": asdict(opened.health)})
             return 0
@@ -151,21 +138,21 @@ def run(args: argparse.Namespace) -> int:
         _print_json(
             opened,
             chosen,
-            summary,
+            tables,
             {**said, "windows": windows},
             engine and {**engine, "explains": why or None},
         )
         return 0
     windowed = args.window is not None or _are_unbound(opened)
-    if args.by:
+    if tables is None:
         where = select.named(chosen, validate=args.validate)
         periods_printed.print_periods(f"{opened.name}{where}, by {args.by}", periods)
     elif are_servers_alone(opened):
         engine_logs.print_servers(opened, args.window)
-    elif chosen and len(chosen) == 1:
-        _print_step(f"{opened.name}{select.named(chosen, validate=args.validate)}", summary)
+    elif not tables.steps and not args.validate and len(opened.digest.requests.filter(validate=False)):
+        _print_untimed(opened)
     else:
-        _print_steps(opened, args.validate, chosen, summary)
+        print_tables(tables, args.validate, chosen)
     if windowed and not are_servers_alone(opened):
         _print_windows(opened, args.window)
     of = "verdict of the whole run" if chosen else "verdict"
@@ -220,22 +207,6 @@ def _print_windows(opened: Run, window_sec: float | None) -> None:
         print_line(f"no windows: {_NO_ENGINE}")
 
 
-def _summarise(opened: Run, paths: Paths, validate: bool, chosen: list[int] | None) -> _Summary:
-    from sglang_instrument.analysis.answers.steps import step_table, worker_table
-    from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
-
-    # A step ends with the begin of the next one or of a validation: all are measured before one is chosen.
-    digest = opened.digest
-    tables = [step_table(digest), worker_table(digest), step_ledger(paths), worker_ledger(paths)]
-    tables = [table.filter(select.within(chosen), validate=validate) for table in tables]
-    return _Summary(tables[0].to_dicts(), *tables[1:])
-
-
-def _rows(table: pl.DataFrame | None) -> Iterator[_Row]:
-    """Yield the rows of a table, for a list of all rows of a ledger can be a gigabyte."""
-    return iter(()) if table is None else table.iter_rows(named=True)
-
-
 def _periods(opened: Run, paths: Paths, args: argparse.Namespace, chosen: list[int] | None) -> list[_Row]:
     from sglang_instrument.analysis.long_runs.periods import launches_of, period_table, step_rows
 
@@ -244,17 +215,14 @@ def _periods(opened: Run, paths: Paths, args: argparse.Namespace, chosen: list[i
 
 
 def _print_json(
-    opened: Run, chosen: list[int] | None, summary: _Summary, verdict: _Row, engine: _Row | None
+    opened: Run, chosen: list[int] | None, tables: StepTables, verdict: _Row, engine: _Row | None
 ) -> None:
     from sglang_instrument.analysis.answers.servers import server_rows
 
-    of_workers = {} if chosen is None else {"workers": LEDGER.in_json(_rows(summary.spent_by_workers))}
     answer = {
         "folder": str(opened.folder),
         **verdict,
-        "steps": STEPS.in_json(map(_with_phases, summary.steps)),
-        "workers": WORKERS.in_json(map(_with_phases, _rows(summary.workers))),
-        "ledger": {"steps": LEDGER.in_json(_rows(summary.spent)), **of_workers},
+        **tables.as_json(chosen),
         "engine": engine,
         "servers": SERVER_TOTALS.in_json(server_rows(opened)),
         "health": asdict(opened.health),
@@ -262,88 +230,9 @@ def _print_json(
     print_json(answer)
 
 
-def _with_phases(row: _Row) -> _Row:
-    columns = {key: value for key, value in row.items() if not key.startswith("share_")}
-    return {**columns, "phases": {phase: row[f"share_{phase}"] for phase in PHASES if row[f"share_{phase}"]}}
-
-
-def _print_steps(opened: Run, validate: bool, chosen: list[int] | None, summary: _Summary) -> None:
-    steps = summary.steps
-    validations = opened.digest.steps.filter(validate=True)["step"].n_unique()
-    if validate and not steps:
-        print_line(f"{opened.name}: this run has no validation; without --validate: its training steps")
-        return
-    if not steps and (untimed := opened.digest.requests.filter(validate=validate)["step"]).len():
-        print_line(
-            f"{opened.name}: {_many(len(untimed), 'request')} of {_many(untimed.n_unique(), 'step')} without "
-            "times: `lengths` and `requests` show their tokens, rewards, ends and versions of the weights"
-        )
-        return
-    shown = _slowest_and_newest(steps) if chosen is None else steps
-    spent, waits = _by_part(summary.spent, "step"), _by_part(summary.spent_by_workers, "step")
-    requests = [row["requests"] for row in steps if row["requests"] is not None]
-    counted = (
-        _many(len(steps), "validation step" if validate else "step"),
-        _many(len(opened.workers), "worker"),
-        _many(sum(requests), "request") if requests else "no request logged",
+def _print_untimed(opened: Run) -> None:
+    untimed = opened.digest.requests.filter(validate=False)["step"]
+    print_line(
+        f"{opened.name}: {many(len(untimed), 'request')} of {many(untimed.n_unique(), 'step')} without "
+        "times: `lengths` and `requests` show their tokens, rewards, ends and versions of the weights"
     )
-    steps_printed.print_steps(f"{opened.name}: {', '.join(counted)}", shown, spent, waits)
-    if len(shown) < len(steps):
-        print_line(
-            f"{len(shown)} of {len(steps)} steps are shown, the slowest and the last; --json prints all"
-        )
-    timed = [row for row in steps if row["duration_sec"]]
-    if timed:
-        print_line(_slowest(timed))
-    if spent:
-        print_line(_unaccounted(spent))
-    if validations and not validate:
-        steps_are = "step is" if validations == 1 else "steps are"
-        print_line(f"{validations} validation {steps_are} not shown: --validate")
-
-
-def _many(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
-def _print_step(title: str, summary: _Summary) -> None:
-    spent = _by_part(summary.spent_by_workers, "worker")
-    steps_printed.print_workers(title, list(_rows(summary.workers)), spent)
-    wall = sum(row["sec"] for row in _rows(summary.spent))
-    title = f"\nwhat its {duration(wall)}, until the next step began, were spent on"
-    print_ledger(title, list(_rows(summary.spent)), list(_rows(summary.spent_by_workers)))
-
-
-def _by_part(ledger: pl.DataFrame | None, key: str) -> dict[int, dict[str, float]]:
-    """Return the seconds of each part, by step or by worker."""
-    sums: dict[int, dict[str, float]] = {}
-    for row in _rows(ledger):
-        parts = sums.setdefault(row[key], {})
-        parts[row["part"]] = parts.get(row["part"], 0.0) + row["sec"]
-    return sums
-
-
-def _slowest_and_newest(steps: list[_Row]) -> list[_Row]:
-    """Return the steps that fit one screen, in order: the last four, and the slowest of the others."""
-    if len(steps) <= _SHOWN:
-        return steps
-    by_duration = sorted(steps[:-4], key=lambda row: float(row["duration_sec"]), reverse=True)
-    return sorted([*by_duration[: _SHOWN - 4], *steps[-4:]], key=lambda row: int(row["step"]))
-
-
-def _slowest(steps: list[_Row]) -> str:
-    slowest = max(steps, key=lambda row: float(row["duration_sec"]))
-    step, so_far = slowest["step"], " so far (unended)" if slowest["unended"] else ""
-    times = slowest["duration_sec"] / statistics.median(row["duration_sec"] for row in steps)
-    shown = f"{times:.1f} x the median; --step {step} shows its workers and parts"
-    return f"slowest: step {step}, {duration(slowest['duration_sec'])}{so_far}, {shown}"
-
-
-def _unaccounted(spent: dict[int, dict[str, float]]) -> str:
-    """Return how much of the steps' wall time no part of the ledger explains."""
-    unknown = {step: parts.get("unaccounted", 0.0) for step, parts in spent.items()}
-    whole = {step: sum(parts.values()) for step, parts in spent.items()}
-    worst = max(whole, key=lambda step: unknown[step] / (whole[step] or 1.0))
-    share = percent(sum(unknown.values()) / (sum(whole.values()) or 1.0))
-    most = percent(unknown[worst] / (whole[worst] or 1.0))
-    return f"unaccounted: {share} % of the steps' wall time, at most {most} % (step {worst})"
