@@ -133,7 +133,7 @@ def test_a_step_before_a_new_launch_does_not_last_until_the_next_step(tmp_path: 
     windows = step_windows(run.digest)
     assert windows["is_last"].to_list() == [False, True, False, True]
     second = windows.row(1, named=True)
-    assert second["wall_sec"] == pytest.approx((second["done_us"] - second["begin_us"]) / 1e6)
+    assert second["to_next_step_sec"] == pytest.approx((second["done_us"] - second["begin_us"]) / 1e6)
     assert step_table(run.digest)["interval_sec"].is_null().to_list() == [False, True, False, True]
     assert worker_ledger(run.digest).filter(step=1, part="between steps").is_empty()
     assert judge(run, over=False).calm

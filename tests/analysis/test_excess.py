@@ -45,7 +45,7 @@ def test_the_parts_add_up_to_the_step_to_the_usual_step_and_to_the_excess(
     digest = open_run(synthetic_run(tmp_path, steps=5, workers=2, requests=8)).digest
     calls, windows = calls_of(digest), step_windows(digest)
     took = (
-        windows.filter(~pl.col("is_last")).select("step", sec="wall_sec")
+        windows.filter(~pl.col("is_last")).select("step", sec="to_next_step_sec")
         if until_next
         else windows.select("step", sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
     )

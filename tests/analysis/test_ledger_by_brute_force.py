@@ -270,11 +270,11 @@ def brute_busy(steps: list[Step]) -> Rows:
 
 def sums(run: Run) -> Iterator[tuple[float, float]]:
     """Yield what each ledger adds up to, and the wall time of its step."""
-    walls = step_windows(run.digest).select(*STEP, "wall_sec")
+    walls = step_windows(run.digest).select(*STEP, "to_next_step_sec")
     for ledger, key in ((step_ledger(run.digest), STEP), (worker_ledger(run.digest), STEP_OF_WORKER)):
         assert (ledger["sec"] > 0).all()
         summed = ledger.group_by(key).agg(pl.col("sec").sum()).join(walls, on=STEP)
-        yield from summed.select("sec", "wall_sec").iter_rows()
+        yield from summed.select("sec", "to_next_step_sec").iter_rows()
 
 
 @pytest.mark.parametrize("name", sorted(set(CLEAN_SHAPES) - {"64 workers", "three steps"}))
@@ -286,7 +286,7 @@ def test_the_ledgers_of_every_shape_add_up_to_the_wall_time(name: str, tmp_path:
     for spent, wall in totals:
         assert spent == pytest.approx(wall, abs=1e-6)
     unknown = step_ledger(run.digest).filter(part="unaccounted")["sec"].sum()
-    assert unknown < 0.01 * step_windows(run.digest)["wall_sec"].sum()
+    assert unknown < 0.01 * step_windows(run.digest)["to_next_step_sec"].sum()
 
 
 def test_a_blocked_loop_is_a_part_of_its_own(tmp_path: Path) -> None:

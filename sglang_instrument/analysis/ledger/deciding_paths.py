@@ -93,7 +93,7 @@ class Paths:
         begun = pl.when(~resumed).then(pl.col("begin_us").shift(-1))
         steps = steps.with_columns(next_us=pl.max_horizontal("done_us", begun), is_last=begun.is_null())
         overlap = ((pl.col("done_us") - begun) / 1e6).clip(lower_bound=0.0).fill_null(0.0)
-        return steps.with_columns(wall_sec=sec_between("begin_us", "next_us"), overlap_sec=overlap)
+        return steps.with_columns(to_next_step_sec=sec_between("begin_us", "next_us"), overlap_sec=overlap)
 
     @cached_property
     def worker_windows(self) -> pl.DataFrame:
@@ -262,8 +262,9 @@ def step_windows(run: Digest | Paths) -> pl.DataFrame:
     Returns:
         step, validate; begin_us, done_us: from the first worker's begin to the last one's end; launch: as in
         the digest's steps; next_us: the begin of the next step, or `done_us` of the last step of a launch or
-        of one that the next overlaps; is_last: whether no step of the launch began after it; wall_sec: from
-        begin_us to next_us; overlap_sec: how long the next step had been going on before this was done.
+        of one that the next overlaps; is_last: whether no step of the launch began after it;
+        to_next_step_sec: from begin_us to next_us; overlap_sec: how long the next step had been going on
+        before this was done.
     """
     return Paths.of(run).windows
 

@@ -38,7 +38,7 @@ def worker_ledger(run: Digest | Paths) -> pl.DataFrame:
 
     Returns:
         step, validate, worker; part: one of `PARTS`; event; waited_for: of a barrier, the worker that came
-        last; sec. The seconds of a worker add up to its step's `wall_sec` of `step_windows`.
+        last; sec. The seconds of a worker add up to its step's `to_next_step_sec` of `step_windows`.
     """
     paths = Paths.of(run)
     windows = paths.worker_windows
@@ -53,7 +53,7 @@ def worker_ledger(run: Digest | Paths) -> pl.DataFrame:
     )
     between = between_steps(paths).join(windows.select(STEP_OF_WORKER), on=STEP)
     rows = [paths.waiting_sums, late, ended, between]
-    return _summed(rows, windows.select(*STEP_OF_WORKER, "wall_sec"), STEP_OF_WORKER)
+    return _summed(rows, windows.select(*STEP_OF_WORKER, "to_next_step_sec"), STEP_OF_WORKER)
 
 
 def step_ledger(run: Digest | Paths) -> pl.DataFrame:
@@ -61,7 +61,7 @@ def step_ledger(run: Digest | Paths) -> pl.DataFrame:
 
     Returns:
         step, validate; worker: the one that decided, null between steps; part, event, waited_for, sec as in
-        `worker_ledger`. The seconds of a step add up to its `wall_sec` of `step_windows`.
+        `worker_ledger`. The seconds of a step add up to its `to_next_step_sec` of `step_windows`.
     """
     paths = Paths.of(run)
     first = paths.segments.filter(pl.col("segment") == 0).select(*STEP_OF_WORKER, "to_us")
@@ -71,7 +71,7 @@ def step_ledger(run: Digest | Paths) -> pl.DataFrame:
         sec=(pl.min_horizontal("start_us", "to_us") - pl.col("begin_us")) / 1e6,
     )
     rows = [paths.deciding_sums, late, between_steps(paths)]
-    return _summed(rows, paths.windows.select(*STEP, "wall_sec"), STEP)
+    return _summed(rows, paths.windows.select(*STEP, "to_next_step_sec"), STEP)
 
 
 def worker_parts(run: Digest | Paths) -> pl.DataFrame:
@@ -142,7 +142,7 @@ def _summed(tables: list[pl.DataFrame], walls: pl.DataFrame, key: list[str]) -> 
         *key,
         part=pl.lit("unaccounted"),
         event=pl.lit(NOT_RECORDED),
-        sec=pl.col("wall_sec") - pl.col("sec").fill_null(0.0),
+        sec=pl.col("to_next_step_sec") - pl.col("sec").fill_null(0.0),
     )
     rows = pl.concat([rows, rest.filter(pl.col("sec") > _LEAST_SEC)], how="diagonal_relaxed")
     order = pl.col("part").replace_strict({part: number for number, part in enumerate(PARTS)}, default=99)

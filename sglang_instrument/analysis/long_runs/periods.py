@@ -64,7 +64,7 @@ def _begins(time_us: pl.Expr, by: str) -> pl.Expr:
 def _of_steps() -> list[pl.Expr]:
     """Return what a period tells of its steps."""
     duration, tokens = pl.col("duration_sec"), pl.col("response_tokens")
-    wall, spent = pl.col("wall_sec"), pl.col("workers_sec")
+    wall, spent = pl.col("to_next_step_sec"), pl.col("workers_sec")
     whole = pl.when(wall.sum() > 0).then(wall.sum())
     slowest = pl.col("step").sort_by("duration_sec", "step", descending=[True, False]).first()
     return [
@@ -99,17 +99,17 @@ def step_rows(run: Run, paths: Paths) -> pl.DataFrame:
         paths: Its critical paths.
 
     Returns:
-        step, validate; start_us, duration_sec, requests, response_tokens: as in `step_table`; wall_sec, and
-        <part>_sec of each part: its ledger; waiting_sec, workers_sec: of the ledgers of all workers, at
-        barriers and in all; failed: requests that ended with an error; unended: 1 if a worker did not close
-        the step; dropped: records that the writers lost. Null stands for what no record tells.
+        step, validate; start_us, duration_sec, requests, response_tokens: as in `step_table`;
+        to_next_step_sec, and <part>_sec of each part: its ledger; waiting_sec, workers_sec: of the ledgers of
+        all workers, at barriers and in all; failed: requests that ended with an error; unended: 1 if a worker
+        did not close the step; dropped: records that the writers lost. Null stands for what no record tells.
     """
     sec, part = pl.col("sec"), pl.col("part")
     of_steps = ("start_us", "duration_sec", "requests", "response_tokens")
     spent = [sec.filter(part == name).sum().alias(_sec_of(name)) for name in PARTS]
     waiting = sec.filter(part == "barrier").sum()
     tables = (
-        step_ledger(paths).group_by(STEP).agg(*spent, wall_sec=sec.sum()),
+        step_ledger(paths).group_by(STEP).agg(*spent, to_next_step_sec=sec.sum()),
         worker_ledger(paths).group_by(STEP).agg(waiting_sec=waiting, workers_sec=sec.sum()),
         *_losses(run),
     )

@@ -23,6 +23,7 @@ _OF_NESTING: Final[dict[str, Any]] = {
 }
 #: Columns of the nesting as earlier versions called them, with their names now.
 EARLIER_NAMES: Final = {"self_sec": "without_nested_sec", "wall_sec": "steps_sec"}
+_LEVEL: Final = 6  # of zstd: 4 % smaller than by default in the same time; 9 takes twice as long for 1 % more
 # What other columns tell: the view of SQL and `part_records` make them again.
 _DERIVED: Final = frozenset({"position", "source"})
 #: The end of a record as our logs tell it, rounded down; those of others may tell another one.
@@ -99,7 +100,7 @@ def write_records(target: SafeFolder, reading: Reading) -> pl.DataFrame:
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
     rows = record_rows(reading)
-    save_parquet(target, f"{RECORDS}.parquet", rows.drop("source"))
+    save_parquet(target, f"{RECORDS}.parquet", rows.drop("source"), level=_LEVEL)
     return rows.group_by("source", maintain_order=True).agg(rows=pl.len().cast(pl.Int64))
 
 

@@ -47,7 +47,7 @@ def slowest_step(windows: pl.DataFrame) -> SlowestStep | None:
     """
     training = windows.filter(~pl.col("validate"))
     done = training.with_columns(sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
-    begun = training.filter(~pl.col("is_last")).with_columns(sec="wall_sec")
+    begun = training.filter(~pl.col("is_last")).with_columns(sec="to_next_step_sec")
     slowest = [
         SlowestStep(int(steps.sort("sec")["step"][-1]), _highest(steps), _middle(steps["sec"]), until_next)
         for steps, until_next in ((done, False), (begun, True))
