@@ -49,11 +49,11 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_logs(args: argparse.Namespace, logs: Path, progress: Progress) -> Run:
-    """Open a run on this machine, or where --ray says."""
+def open_logs(args: argparse.Namespace, logs: Path, progress: Progress, files_alone: bool = False) -> Run:
+    """Open a run on this machine, or where --ray says; `files_alone` as for `Run.open`."""
     from sglang_instrument.analysis.run.opening import Run
 
-    run = Run.open(logs, progress, on=args.ray)
+    run = Run.open(logs, progress, on=args.ray, files_alone=files_alone)
     vars(args).setdefault("opened", []).append(run)
     return run
 

@@ -15,7 +15,7 @@ import pytest
 
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.long_runs import pieces, summary
-from sglang_instrument.analysis.long_runs.reduced import Newest, Reduced
+from sglang_instrument.analysis.long_runs.reduced import Reduced
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run import digest_of_run
 from sglang_instrument.cli.main import main
@@ -94,8 +94,8 @@ def test_a_row_a_step_is_that_of_the_run_as_a_whole(
         assert main(["summary", str(folder), "--json", *options]) == 0
         printed = capsys.readouterr()
         assert printed.err == ""
-        told: Told = json.loads(printed.out)
-        return told
+        rows: Told = json.loads(printed.out)
+        return rows
 
     whole = answer()
     monkeypatch.setattr(pieces, "MOST_FILES", 60)
@@ -278,9 +278,9 @@ def test_the_next_call_reads_only_what_changed(
     read_as_lines: list[str] = []
     reduce, digest_files = summary.reduce_piece, digest_of_run.digest_files
 
-    def counted(where: pieces.Where, piece: pieces.Piece, newest: Newest | None) -> bytes:
+    def counted(where: pieces.Where, piece: pieces.Piece, *others: Any) -> bytes:
         read.append(piece.steps)
-        return reduce(where, piece, newest)
+        return reduce(where, piece, *others)
 
     def listed(executor: Executor, files: Sequence[File], progress: Any) -> Any:
         read_as_lines.extend(file.path for file in files)

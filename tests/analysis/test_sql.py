@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ from documented import blocks
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.dataset.columns import TABLES, VIEWS
 from sglang_instrument.analysis.dataset.export import export_dataset
+from sglang_instrument.analysis.run import digest_of_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -80,6 +83,33 @@ def test_a_large_log_is_read_once(logs, monkeypatch):
     times = [path.stat().st_mtime_ns for path in parts]
     assert open_run(logs).sql(P99).equals(first)
     assert [path.stat().st_mtime_ns for path in parts] == times
+
+
+def test_a_question_about_records_needs_no_digest_of_the_whole_run(logs, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(logs, tmp_path / "exp")
+    count = "select event, count(*) as n, round(sum(steps_sec), 6) as sec from spans group by 1 order by 1"
+    expected = [json.loads(asked(capsys, folder, question, "--json")) for question in (P99, count)]
+    monkeypatch.setattr("sglang_instrument.analysis.store.homes._WORTHWHILE_BYTES", 1000)
+    monkeypatch.setattr("sglang_instrument.analysis.run.digest_of_run._SOME_BYTES", 100_000)
+    sizes = []
+    digest_files = digest_of_run.digest_files
+
+    def noted(executor, files, progress=None):
+        sizes.append(len(files))
+        return digest_files(executor, files, progress)
+
+    monkeypatch.setattr(digest_of_run, "digest_files", noted)
+    for _ in range(2):  # from the log, and from the store
+        answers = [json.loads(asked(capsys, folder, question, "--json")) for question in (P99, count)]
+        assert answers == expected
+    assert len(sizes) > 2  # once each, some files at a time
+    assert sum(sizes) == len(list(folder.rglob("*.jsonl")))
+    opened = Run.open(folder, files_alone=True)
+    assert opened.everything.steps.is_empty()
+    assert opened.health == Run.open(folder).health
+    assert main(["prune", str(folder), "--keep-steps", "2", "--keep-slowest", "1", "--yes"]) == 0
+    capsys.readouterr()
+    assert [json.loads(asked(capsys, folder, question, "--json")) for question in (P99, count)] == expected
 
 
 def test_every_table_is_there_even_without_rows(run):

@@ -24,6 +24,7 @@ from sglang_instrument.safe_files.folder import SafeFolder
 _FIRST_DAY: Final = -719_161
 _LAST_DAY: Final = 2_932_895
 _EXTRA: Final = "pip install 'sglang-instrument[sql]'"
+_WORD: Final = re.compile(r"\w+")
 _COMMENTS: Final = re.compile(r"\bcomment\b|\bduckdb_(columns|views|tables)\b", re.IGNORECASE)
 _CONFIG: Final = {
     "autoinstall_known_extensions": "false",
@@ -48,12 +49,22 @@ def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
     """
     duckdb = _duckdb()
     statement = _select(duckdb, query)
-    named = [name for name in TABLES if name in query.lower()]
-    named += [SPANS for name in VIEWS if name in query.lower()]
+    named = _named(query)
     with tempfile.TemporaryDirectory() as scratch:
         tables = SafeFolder(Path(scratch), ("tables",))
         records = _written(run, tables, named, progress)
         return _answer(duckdb, tables.path, records, statement, Path(scratch, "result.parquet"))
+
+
+def asks_records_alone(query: str) -> bool:
+    """Return whether a query names no table but those that are made of records alone."""
+    return set(_named(query)) == {SPANS}
+
+
+def _named(query: str) -> list[str]:
+    """Return the tables that a query may name."""
+    words = set(_WORD.findall(query.lower()))  # `steps_sec` is not the table `steps`
+    return [*filter(words.__contains__, TABLES), *(SPANS for name in VIEWS if name in words)]
 
 
 def _written(

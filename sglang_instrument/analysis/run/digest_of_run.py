@@ -1,14 +1,17 @@
 """Make the digest of a run: from the run's store, and from the lines of files that the store lacks."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from typing import Final
 
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import join_digests, key_of, only_files
 from sglang_instrument.analysis.digests.implied_requests import only_certain
+from sglang_instrument.analysis.executors.batches import weight
 from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.reading.files import File, RunFiles, newest_run_filter, only_run
 from sglang_instrument.analysis.run.batch_job import BatchJob
@@ -19,7 +22,9 @@ from sglang_instrument.analysis.store.after_answer import write_after_answer
 from sglang_instrument.analysis.store.homes import is_worthwhile
 from sglang_instrument.analysis.store.parts import VERSION
 from sglang_instrument.analysis.store.ranges import with_ranges
-from sglang_instrument.analysis.store.store import load, save
+from sglang_instrument.analysis.store.store import held_parts, load, save
+
+_SOME_BYTES: Final = 2**30  # of text: their digest takes about 100 MB
 
 
 def digest_files(
@@ -50,6 +55,40 @@ def read_digest(
         files, digest = of_run, only_files(digest, files, of_run)
     known = RunFiles(files)
     return known, only_newest_runs(known, digest)
+
+
+def read_files_alone(
+    executor: Executor, progress: Progress | None = None, run_id: str | None = None
+) -> tuple[RunFiles, Digest]:
+    """Return what `read_digest` does, of a run with a store without its digest: for questions about records.
+
+    The digest of files that the store lacks is made of some files at a time, and kept there.
+
+    Raises:
+        LogError: There is no such run.
+    """
+    listed = executor.list_files()
+    if not is_worthwhile(listed):
+        return read_digest(executor, progress, cached=True, run_id=run_id)
+    by_path = {file.path: file for part in held_parts(executor.home, listed) for file in part.counting}
+    for some in _some_at_a_time([file for file in listed if file.path not in by_path]):
+        by_path |= {file.path: file for file in stored_digest(executor, some, progress, of_some=True)[0]}
+    files, _ = with_pruned(executor.home, [by_path[file.path] for file in listed], concat_digests([]))
+    if run_id is not None:
+        files = only_run(files, find_run_id(executor.folder, files, run_id))
+    return RunFiles(files), concat_digests([])
+
+
+def _some_at_a_time(files: Sequence[File]) -> Iterator[list[File]]:
+    """Yield whole folders with about a gigabyte of text, so that their digests take little memory."""
+    some: list[File] = []
+    for _, of_folder in groupby(files, key=lambda file: file.folder):
+        some += of_folder
+        if sum(map(weight, some)) >= _SOME_BYTES:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def read_everything(

@@ -26,7 +26,7 @@ from sglang_instrument.analysis.reading.liveness import (
     names_of,
 )
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.digest_of_run import read_digest
+from sglang_instrument.analysis.run.digest_of_run import read_digest, read_files_alone
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import count_unfit, health_of, used_runs
@@ -72,14 +72,25 @@ class Run:
 
     @classmethod
     def open(
-        cls, path: str | Path, progress: Progress | None = None, cached: bool = True, on: str | None = None
+        cls,
+        path: str | Path,
+        progress: Progress | None = None,
+        cached: bool = True,
+        on: str | None = None,
+        files_alone: bool = False,
     ) -> "Self":
-        """Read the run in a folder; `analysis.open_run` says what it takes and raises."""
+        """Read the run in a folder; `analysis.open_run` says what it takes and raises.
+
+        With `files_alone`, the digest may be empty: enough for questions about records.
+        """
         below, run_id = split_run_id(Path(path))
         executor = local_executor(below) if on is None else RayExecutor(below, on)
         cached = cached and not isinstance(executor, ForeignExecutor)
         folder = executor.folder
-        files, digest = read_digest(executor, progress, cached, run_id)
+        if files_alone and cached:
+            files, digest = read_files_alone(executor, progress, run_id)
+        else:
+            files, digest = read_digest(executor, progress, cached, run_id)
         if not any(file.controls or any(file.records) for file in files):
             known = f"; `sglang-instrument status {folder}` says which processes were reached"
             hint = known if (executor.home / "processes").is_dir() else ""

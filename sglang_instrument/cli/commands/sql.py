@@ -60,14 +60,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the answer."""
     from sglang_instrument.analysis.dataset.columns import VIEWS
     from sglang_instrument.analysis.dataset.export import write_table, writing
-    from sglang_instrument.analysis.dataset.query import ask, without_odd_times
+    from sglang_instrument.analysis.dataset.query import ask, asks_records_alone, without_odd_times
 
     if args.parquet is not None and args.parquet.exists():
         raise InstrumentError(f"{args.parquet} exists; nothing is overwritten")
     if args.parquet is not None and not args.parquet.absolute().parent.is_dir():
         raise InstrumentError(f"--parquet {args.parquet}: must be a file in an existing folder")
     with reading() as progress:
-        opened = select.open_logs(args, args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress, files_alone=asks_records_alone(args.query))
         rows, left_out = without_odd_times(ask(opened, args.query, progress))
     for name, times in left_out.items():
         say(f"column {name}: {times:,} outside of the years 1 to 9999, shown as null", sys.stderr)

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.verdict.verdict import judge
 
     if (args.window is None or args.by) and (long := large_run.of(args)) is not None:
-        return large_run.tell(args, long)
+        return large_run.tell(args, long, settings_words(long.settings))
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress if args.by else _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None

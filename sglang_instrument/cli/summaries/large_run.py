@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_instrument.analysis.tables.run.findings import FINDINGS
 from sglang_instrument.cli import select
-from sglang_instrument.cli.commands.settings_tables import settings_words
 from sglang_instrument.cli.summaries import periods as period_tables
 from sglang_instrument.cli.summaries.tables import StepTables, print_tables
 from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
@@ -30,8 +29,8 @@ def of(args: argparse.Namespace) -> LongSummary | None:
         return summarise(run, progress)
 
 
-def tell(args: argparse.Namespace, long: LongSummary) -> int:
-    """Print the tables of a run that was read in pieces, its verdict and what its log lacks."""
+def tell(args: argparse.Namespace, long: LongSummary, settings: str) -> int:
+    """Print the tables of a run that was read in pieces, its verdict, its settings and what its log lacks."""
     from sglang_instrument.analysis.long_runs.periods import period_table
 
     vars(args)["lost"] = long.lost
@@ -61,7 +60,7 @@ def tell(args: argparse.Namespace, long: LongSummary) -> int:
     print_told(label, long.sentence, "bold red" if long.findings else "bold green")
     if long.findings and long.findings[0].advice:
         print_told("advice", long.findings[0].advice.replace("LOGS", shlex.quote(str(args.logs))))
-    if words := settings_words(long.settings):
-        print_told("settings", f'{words}; `sql {shlex.quote(str(args.logs))} "from settings"` lists all')
+    if settings:
+        print_told("settings", f'{settings}; `sql {shlex.quote(str(args.logs))} "from settings"` lists all')
     print_told("log", long.health.sentence())
     return 0
