@@ -28,6 +28,13 @@ HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[2] / ".envs/verl-server"
 REQUEST = "async_rollout_request_complete"
 LIMIT_SEC = 900
+#: What stands in for each checkout: code of our own with the trainer's names.
+STAND_INS = {
+    "SLIME": "tests/trainers/slime",
+    "MILES": "tests/trainers/miles",
+    "NEMO": "tests/tables/shapes/nemo_rl",
+    "ROLL": "tests/tables/shapes/roll",
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Driven:
 def checkout_of(variable):
     """Return the checkout that a variable names; skip the test if there is none."""
     if not os.environ.get(variable):
-        pytest.skip(f"no checkout: make test-trainers {variable}=DIR")
+        pytest.skip(f"no checkout: make test-trainers {variable}=DIR; {STAND_INS[variable]} stands in for it")
     return os.environ[variable]
 
 
