@@ -121,8 +121,10 @@ def with_hello(kwargs: Mapping[str, Any], environment: Mapping[str, str]) -> dic
     whole = kwargs.get("runtime_env")
     if not whole:  # `with_settings` has copied what a job_config holds; without settings nobody listens
         return dict(kwargs)
-    taken = {_HOOK, _HOOK_OF_JOB} & {*whole, *(whole.get("env_vars") or ()), *_submitted(environment)}
-    if taken or _HOOK_OF_JOB in environment:
+    given = [environment]
+    for runtime_env in (whole, _submitted(environment)):
+        given += [runtime_env, runtime_env.get("env_vars") or {}]
+    if any(_HOOK in names or _HOOK_OF_JOB in names for names in given):
         return dict(kwargs)
     whole = copy.copy(whole) if isinstance(whole, dict) else dict(whole)
     whole["env_vars"] = {**(whole.get("env_vars") or {})}  # Ray adds a variable
