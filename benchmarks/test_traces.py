@@ -1,4 +1,4 @@
-"""Measure `trace analyze` on a large trace, relative to json.load and a loop in Python."""
+"""Measure `trace` on a large trace, relative to json.load and a loop in Python."""
 
 import json
 import os

@@ -26,7 +26,7 @@ def plain(path):
 
 
 def ours(path):
-    """Do all that `trace analyze` does: streams, gaps with their reasons, graphs, stages, operators."""
+    """Do all that `trace` does: streams, gaps with their reasons, graphs, stages, operators."""
     from sglang_instrument.traces.answers import analyse
 
     analysis = analyse(path).traces[0]

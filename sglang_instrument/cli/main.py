@@ -83,13 +83,14 @@ _EXTRAS: Final = {
     "report": frozenset({"perfetto"}),
 }
 
+_UNRECOGNIZED: Final = "unrecognized arguments: "  # argparse's message
 _EPILOG: Final = """\
 examples:
     sglang-instrument demo
     sglang-instrument summary logs/gsm8k_600
     sglang-instrument events logs/gsm8k_600 --step 12
 
-`sglang-instrument COMMAND --help` explains a command and shows examples."""
+`sglang-instrument help COMMAND` explains a command and shows examples, `help logs` what LOGS can be."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,6 +127,10 @@ def _code_of(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments == ["help", "logs"]:
+        return int(importlib.import_module("sglang_instrument.cli.commands.help_logs").show())
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     name = arguments[0] if arguments else "--help"
     if name.startswith("-"):
         return _finish(_top_parser(), arguments or ["--help"])
@@ -201,7 +206,15 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print how the command is used and what is wrong, and exit with 2."""
-        super().error(plain(message))
+        super().error(plain(message + self._near(message)))
+
+    def _near(self, message: str) -> str:
+        """Return which options look like those that are unknown; "" if none does."""
+        words = message.removeprefix(_UNRECOGNIZED).split() if message.startswith(_UNRECOGNIZED) else []
+        options = [word.partition("=")[0] for word in words if word.startswith("--")]
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        near = [match for option in options for match in difflib.get_close_matches(option, known, n=1)]
+        return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def _top_parser() -> argparse.ArgumentParser:

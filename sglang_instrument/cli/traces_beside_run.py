@@ -60,7 +60,7 @@ def _moved(trace: TraceAnalysis, ahead_us: int) -> TraceAnalysis:
 
 
 def trace_rows(analysis: Analysis, joined: Sequence[IdleInStep]) -> dict[str, Any]:
-    """Return what `trace analyze --json` prints."""
+    """Return what `trace --json` prints."""
     answer: dict[str, Any] = {"folder": analysis.folder, "slow": analysis.slow, "sentence": analysis.sentence}
     ranks = RANKS.in_json(analysis.ranks)
     answer |= {"ranks": ranks, "traces": [trace.as_json() for trace in analysis.traces]}

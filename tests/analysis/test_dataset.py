@@ -102,7 +102,7 @@ def test_the_other_tables_are_those_of_the_commands(logs, dataset):
     assert len(table["requests"]) == len(request_table(run.everything))
     summary = run.summary()
     steps = table["steps"].filter(~pl.col("validate"))
-    for column in ("to_next_step_sec", "engine_sec", "barrier_share", "p99_sec"):
+    for column in ("to_next_step_sec", "engine_sec", "workers_waited_share", "p99_sec"):
         assert steps[column].to_list() == pytest.approx(summary[column].to_list())
     assert table["findings"]["cause"].to_list() == ["engine"]
     assert json.loads(table["findings"]["evidence"][0])["times"] == pytest.approx(6.0, abs=0.1)

@@ -251,7 +251,7 @@ def test_traces_of_a_host_are_moved_with_its_processes(skewed: Path, capsys) -> 
     trace = made.write(
         skewed.parent / "worker_0-TP-0.trace.json", baseTimeNanoseconds=base_ns, host_name="three"
     )
-    assert main(["trace", "analyze", str(trace), "--run", str(skewed), "--json"]) == 0
+    assert main(["trace", str(trace), "--run", str(skewed), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["traces"][0]["host"] == "three"
     assert [(row["step"], row["worker"]) for row in answer["steps"]] == [(1, 0)]

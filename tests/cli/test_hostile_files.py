@@ -208,7 +208,7 @@ def test_traces_and_notes_that_are_not_regular_files_are_ignored(tmp_path, print
     for number, make in enumerate(KINDS.values()):
         (folder / f"two_{number}").mkdir()
         make(folder / f"two_{number}/profile.json")
-    assert "GPU" in printed("trace", "analyze", folder)
+    assert "GPU" in printed("trace", folder)
     printed("export", "--perfetto", tmp_path / "all.pftrace", "--traces", folder)
     printed("profile", "status", "--worker-url", "127.0.0.1:9", "--output-dir", folder)
     for name in make_all_kinds(tmp_path, "train_{}.log"):

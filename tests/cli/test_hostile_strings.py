@@ -110,8 +110,8 @@ def test_commands_that_write_files_print_no_escape_sequences(run, traces, said, 
 
 
 def test_names_in_traces_are_printed_as_text(traces, run, said, tmp_path):
-    assert "\\x1b" in said("trace", "analyze", traces, "--run", run)
-    assert json.loads(said("trace", "analyze", traces, "--json"))
+    assert "\\x1b" in said("trace", traces, "--run", run)
+    assert json.loads(said("trace", traces, "--json"))
     assert "\\x1b" in said("export", "--perfetto", tmp_path / "all.pftrace", "--traces", traces)
 
 

@@ -198,8 +198,8 @@ def name_of(path):
 
 def folder_of(module):
     """Return the folder that a module lies in; the files at the top are the words, and what users import."""
-    if not module:
-        return "package"
+    if module in ("", "__main__"):
+        return module or "package"
     if module in WORDS:
         return "words"
     if module in FACADE:

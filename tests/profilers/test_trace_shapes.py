@@ -62,7 +62,7 @@ def test_a_value_that_does_not_fit_costs_no_other_event(tmp_path: Path, odd: dic
     assert len(trace.events.filter(name="gemm", stream=7)) >= 50
     use = analyse(path).traces[0].use
     assert use["compute_sec"] == pytest.approx(50 * 40e-6, rel=0.05)
-    assert main(["trace", "analyze", str(path)]) == 0
+    assert main(["trace", str(path)]) == 0
 
 
 def test_two_ranks_are_analysed_though_one_names_a_stream_of_32_bits(tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_no_gpu_events_are_no_success_where_a_gpu_was(tmp_path: Path, capsys: An
     call = kernel(1, cat="cuda_runtime", name="cudaLaunchKernel")
     other = kernel(2, cat="mtia_ccp_events", name="fft")
     path = write(tmp_path / "a.trace.json", [call, other])
-    assert main(["trace", "analyze", str(path)]) == 1
+    assert main(["trace", str(path)]) == 1
     said = capsys.readouterr().out
     assert "no GPU events" in said
     assert "mtia_ccp_events (1)" in said
     alone = write(tmp_path / "b.trace.json", [kernel(1, cat="cpu_op", name="aten::add")])
-    assert main(["trace", "analyze", str(alone)]) == 0
+    assert main(["trace", str(alone)]) == 0
 
 
 VALUES = st.one_of(

@@ -447,17 +447,17 @@ def test_an_empty_trace_is_analysed(tmp_path: Path) -> None:
 # the command
 
 
-def test_analyze_prints_tables_and_the_same_as_json(
+def test_trace_prints_tables_and_the_same_as_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     two_ranks(tmp_path)
-    assert main(["trace", "analyze", str(tmp_path)]) == 0
+    assert main(["trace", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     for words in ("TP-1 is slow", "flash_fwd_splitkv_kernel", "aten::_local_scalar_dense", "CUDA graphs"):
         assert words in shown
     assert "TP-1 of 2 traces" not in shown  # two fit
-    assert main(["trace", "analyze", str(tmp_path), "--json"]) == 0
+    assert main(["trace", str(tmp_path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert set(answer) == {"folder", "slow", "sentence", "ranks", "traces", "steps", "unreadable"}
     assert [trace["rank"] for trace in answer["traces"]] == ["TP-0", "TP-1"]
@@ -469,7 +469,7 @@ def test_a_file_that_is_no_trace_costs_no_other_and_is_named(
 ) -> None:
     two_ranks(tmp_path)
     (tmp_path / "9-TP-2.trace.json.gz").write_bytes(b"")
-    assert main(["trace", "analyze", str(tmp_path), "--json"]) == 1
+    assert main(["trace", str(tmp_path), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert [trace["rank"] for trace in answer["traces"]] == ["TP-0", "TP-1"]
     assert list(answer["unreadable"]) == [str(tmp_path / "9-TP-2.trace.json.gz")]
@@ -480,15 +480,15 @@ def test_a_cut_trace_is_analysed_and_said_to_be_cut(
 ) -> None:
     path = engine_trace().write(tmp_path / "c-TP-0.trace.json")
     path.write_bytes(path.read_bytes()[:-600])
-    assert main(["trace", "analyze", str(path)]) == 0
+    assert main(["trace", str(path)]) == 0
     assert "the file is cut short" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("analyze", "x", "--top", "0"), "--top must be at least 1"),
-        (("analyze", "no-such-folder"), "no such file or folder"),
+        (("x", "--top", "0"), "--top must be at least 1"),
+        (("no-such-folder",), "no such file or folder"),
     ],
 )
 def test_a_wrong_request_is_refused(

@@ -23,7 +23,7 @@ def test_idle_time_of_an_engine_is_compared_with_the_work_of_requests(
     # Busy from 1 to 4 and from 8 to 9: of the 8 s that both run, 4 are idle, all of them during a tool call.
     path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(1, 4), (8, 9)])
     logs = run_beside(tmp_path / "exp")
-    assert main(["trace", "analyze", str(path), "--run", str(logs), "--json"]) == 0
+    assert main(["trace", str(path), "--run", str(logs), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["steps"]
     assert (row["step"], row["worker"], row["rank"], row["validate"]) == (6, 0, "TP-0", False)
     assert row["overlap_sec"] == pytest.approx(8.0)
@@ -31,13 +31,13 @@ def test_idle_time_of_an_engine_is_compared_with_the_work_of_requests(
     assert row["requests"] == {"waited for a tool": pytest.approx(2.0)}
     sentence = "in step 6 the engine of worker 0 (TP-0) was idle 50% while, on average, 2 waited for a tool"
     assert row["sentence"] == sentence
-    assert main(["trace", "analyze", str(path), "--run", str(logs)]) == 0
+    assert main(["trace", str(path), "--run", str(logs)]) == 0
     assert sentence in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_of_another_time_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(20, 21), (22, 23)])
-    assert main(["trace", "analyze", str(path), "--run", str(run_beside(tmp_path / "exp"))]) == 0
+    assert main(["trace", str(path), "--run", str(run_beside(tmp_path / "exp"))]) == 0
     assert "no step ran while the traces were recorded" in " ".join(capsys.readouterr().out.split())
 
 

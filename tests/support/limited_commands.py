@@ -71,7 +71,7 @@ COMMANDS = [
     ),
 ]
 QUERIES = ["from spans limit 3", "from requests", "from control", "from findings", "from settings"]
-TRACES = ["trace analyze LOG", "trace analyze LOG --json", "export --perfetto OUT/b.pftrace --traces LOG"]
+TRACES = ["trace LOG", "trace LOG --json", "export --perfetto OUT/b.pftrace --traces LOG"]
 
 
 class TooLongError(BaseException):

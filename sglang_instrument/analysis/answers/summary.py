@@ -27,15 +27,15 @@ def summary_table(digest: Digest, paths: Paths) -> pl.DataFrame:
         step, validate, workers, slowest_worker, duration_sec, unended, requests, response_tokens, p50_sec,
         p99_sec, max_sec, straggler_share: as in `step_table`; to_next_step_sec: until the next step begins;
         engine_sec, tool_sec, interaction_sec, reward_sec, between_steps_sec, other_sec: what this time was
-        spent on along the path that decided it; barrier_share: the share of all workers' wall time, from 0 to
-        1, in which one waited for another.
+        spent on along the path that decided it; workers_waited_share: the share of all workers' wall time,
+        from 0 to 1, in which one waited for another.
     """
     sec, part = pl.col("sec"), pl.col("part")
     of_parts = [sec.filter(part == name).sum().alias(f"{name.replace(' ', '_')}_sec") for name in _PARTS]
     spent = step_ledger(paths).group_by(STEP).agg(sec.sum().alias("to_next_step_sec"), *of_parts)
     other = pl.col("to_next_step_sec") - pl.sum_horizontal(column.meta.output_name() for column in of_parts)
     waiting = sec.filter(part == "barrier").sum() / sec.sum()
-    waits = worker_ledger(paths).group_by(STEP).agg(barrier_share=waiting)
+    waits = worker_ledger(paths).group_by(STEP).agg(workers_waited_share=waiting)
     steps = step_table(digest).select(_OF_STEP)
     parts = spent.with_columns(other_sec=other.clip(lower_bound=0.0)).join(waits, on=STEP, how="left")
     return steps.join(parts, on=STEP, how="left", maintain_order="left")

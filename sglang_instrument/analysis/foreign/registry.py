@@ -73,11 +73,6 @@ def find_format(path: Path) -> tuple[Format, list[Path], list[Path]] | None:
     return None
 
 
-def known_formats() -> str:
-    """Return the names of the known formats, with what their files are called."""
-    return "; ".join(f"{kind.name} ({kind.files})" for kind in FORMATS)
-
-
 def _files_at(path: Path) -> Iterator[Path]:
     """Yield the regular files at a path, in the order of their names; hidden ones are left out."""
     if path.is_file():

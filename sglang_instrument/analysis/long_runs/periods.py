@@ -34,7 +34,7 @@ def period_table(rows: pl.DataFrame, launches: Sequence[int], by: str) -> pl.Dat
         until the next one begins; tokens_per_sec: response tokens by that time; slowest_step, slowest_sec;
         failed: requests that ended with an error; unended: steps that a worker did not close; dropped:
         records that the writers lost; restarts: launches that began in it, without the first of the run;
-        barrier_share: as in `summary_table`; share_<part>: the share of each part of the ledger in
+        workers_waited_share: as in `summary_table`; share_<part>: the share of each part of the ledger in
         `to_next_step_sec`, with underscores in the part's name.
     """
     table = rows.group_by(period=_begins(pl.col("start_us"), by)).agg(_of_steps())
@@ -51,7 +51,7 @@ def period_table(rows: pl.DataFrame, launches: Sequence[int], by: str) -> pl.Dat
         tokens_per_sec=pl.when(wall > 0).then(pl.col("response_tokens") / wall),
         **{name: pl.col(name) for name in ("slowest_step", "slowest_sec")},
         **{name: pl.col(name).fill_null(0).cast(pl.Int64) for name in _COUNTS},
-        barrier_share="barrier_share",
+        workers_waited_share="workers_waited_share",
         **{share_of(part): pl.col(share_of(part)) for part in PARTS},
     )
 
@@ -77,7 +77,9 @@ def _of_steps() -> list[pl.Expr]:
         slowest.alias("slowest_step"),
         duration.max().alias("slowest_sec"),
         pl.when(wall.count() > 0).then(wall.sum()).alias("to_next_step_sec"),
-        (pl.col("waiting_sec").sum() / pl.when(spent.sum() > 0).then(spent.sum())).alias("barrier_share"),
+        (pl.col("waiting_sec").sum() / pl.when(spent.sum() > 0).then(spent.sum())).alias(
+            "workers_waited_share"
+        ),
         *((pl.col(_sec_of(part)).sum() / whole).alias(share_of(part)) for part in PARTS),
     ]
 

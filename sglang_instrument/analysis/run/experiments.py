@@ -15,7 +15,7 @@ def find_run(path: Path) -> Path:
     if not path.exists():
         raise LogError(f"{path}: no such folder{_nearest(path)}")
     if not path.is_dir():
-        raise LogError(f"{path} is a file; give the experiment's folder, which holds step_N folders")
+        raise LogError(f"{path} is no log that can be read; the folder of a run holds step_N folders")
     if is_run_folder(path) or is_dataset(path) or is_earlier_dataset(path):
         return path
     experiments = experiments_in(path)
@@ -60,7 +60,7 @@ def _nearest(path: Path) -> str:
     close = difflib.get_close_matches(path.name, offers, n=3)
     if close:
         return f"; did you mean {' or '.join(str(offers[name]) for name in close)}?"
-    return f"; there are: {', '.join(str(offer) for offer in list(offers.values())[:10])}" if offers else ""
+    return f"; there are: {listed(list(map(str, offers.values())), 4)}" if offers else ""
 
 
 def _joined(root: Path, names: list[str]) -> str:

@@ -10,7 +10,6 @@ from sglang_instrument.analysis.executors.earlier_dataset import EarlierDataset
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.foreign.executor import ForeignExecutor, foreign_executor
-from sglang_instrument.analysis.foreign.registry import known_formats
 from sglang_instrument.analysis.reading.all_fields import field_columns
 from sglang_instrument.analysis.reading.folders import entries
 from sglang_instrument.analysis.run.experiments import find_run
@@ -37,7 +36,7 @@ def local_executor(path: Path) -> Executor:
             return foreign
         if not path.exists() or (path.is_dir() and not entries(path)):
             raise
-        raise LogError(f"{error}. Nor is it a log of another project; known are {known_formats()}") from None
+        raise LogError(f"{error}; `sglang-instrument help logs` lists what else can be read") from None
     return EarlierDataset(folder) if is_earlier_dataset(folder) else LocalExecutor(folder)
 
 

@@ -40,6 +40,7 @@ ANSWER: Final = {
     "without_records": Key("array", "processes that are described and wrote no record, such as worker_3"),
     "seen": Key(SIGHTINGS),
     "deaths": Key(DEATHS),
+    "unbound": Key("array", "what an own rollout did not bind, in words"),
 }
 _RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
 
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what is wrong; return 1 if anything is."""
     from sglang_instrument.analysis.answers.engine.round_trips import process_clocks, round_trip_table
+    from sglang_instrument.analysis.answers.unbound_calls import unbound_calls
     from sglang_instrument.analysis.answers.unfinished import (
         sightings,
         unended_spans,
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
         findings = findings_of(opened)
+        unbound = unbound_calls(opened)
     deaths = [finding for finding in findings if finding.cause == "death"]
     health, still_open = opened.health, unended_spans(opened)
     without_records = workers_without_records(opened)
@@ -76,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     seen = [sighting for sighting in sightings(opened) if (sighting["step"], sighting["worker"]) in unclosed]
     files = (health.unreadable, health.missing, health.empty, health.newer)
     wrong = health.torn + health.foreign + health.dropped + sum(health.unfit.values())
+    wrong += unbound.without_request + (unbound.shared_id is not None)
     wrong += sum(map(len, (*files, health.unclosed, still_open, without_records, deaths, seen)))
     if args.json:
         print_json(
@@ -89,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 "without_records": without_records,
                 "seen": SIGHTINGS.in_json(seen),
                 "deaths": DEATHS.in_json(map(asdict, deaths)),
+                "unbound": unbound.sentences,
             }
         )
         return int(wrong > 0)
@@ -109,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
                 f"+- {row['residual_sec']:.3f} s, by {count(row['barriers'])} barriers"
             )
     print_clocks(pairs, processes)
+    for sentence in unbound.sentences:
+        print_line(sentence)
     print_line("something is wrong" if wrong else "nothing is wrong", "bold red" if wrong else "bold green")
     return int(wrong > 0)
 

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 SCENARIOS: Final = ("step-67",)  # the made-up runs
 _NEEDED: Final = ("torch", "transformers", "tokenizers", "sglang", "rich", "polars")
+#: Options that a made-up run has no part for.
+_OF_REAL_DEMO: Final = (
+    *("steps", "workers", "requests", "max_tokens", "validate", "inject", "model_dir", "results"),
+    *("no_install", "give_up_after"),
+)
 _OF_REPORT: Final = ("jinja2", "plotly")
 
 HELP: Final = (
@@ -56,26 +61,20 @@ Faults for --inject, and the place of each (a run of one step has it in that ste
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demo's options to the parser of its command."""
     default = DemoOptions()
-    parser.add_argument(
-        "--steps", type=_at_least_one, default=default.steps, help="training steps (%(default)s)"
-    )
-    parser.add_argument(
-        "--workers", type=_at_least_one, default=default.workers, help="processes (%(default)s)"
-    )
+    parser.add_argument("--steps", type=_at_least_one, help=f"training steps ({default.steps})")
+    parser.add_argument("--workers", type=_at_least_one, help=f"processes ({default.workers})")
     parser.add_argument(
         "--requests",
         type=_at_least_one,
-        default=default.requests,
-        help="requests of each worker in each step (%(default)s)",
+        help=f"requests of each worker in each step ({default.requests})",
     )
     parser.add_argument(
-        "--max-tokens",
-        type=_at_least_one,
-        default=default.max_tokens,
-        help="maximum tokens of a reply (%(default)s)",
+        "--max-tokens", type=_at_least_one, help=f"maximum tokens of a reply ({default.max_tokens})"
     )
     parser.add_argument(
-        "--seed", type=int, default=default.seed, help="seed that chooses the problems (%(default)s)"
+        "--seed",
+        type=int,
+        help=f"seed that chooses the problems, or with --cause the made-up run ({default.seed})",
     )
     parser.add_argument("--validate", action="store_true", help="add a validation after the last step")
     parser.add_argument(
@@ -110,9 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--give-up-after",
         type=float,
-        default=default.give_up_sec,
         metavar="SECONDS",
-        help="end the run when nothing happens for this long (%(default)s)",
+        help=f"end the run when nothing happens for this long ({default.give_up_sec:g})",
     )
 
 
@@ -130,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ.get("SGLANG_INSTRUMENT_LOG_DIR", "logs"), component(os.environ["EXPERIMENT_NAME"])
     )
     if args.synthetic or args.cause:
+        _check_synthetic(args)
         return _run_synthetic(folder, args)
     _check(args)
     return _run_real(args, folder.absolute())
@@ -139,10 +138,10 @@ def _run_synthetic(folder: Path, args: argparse.Namespace) -> int:
     importlib.import_module("sglang_instrument.analysis.run.opening")  # fails before anything is written
     from sglang_instrument.demo import synthetic
 
-    planned = synthetic.with_cause(args.cause, args.seed) if args.cause else synthetic.step_67()
+    planned = synthetic.with_cause(args.cause, args.seed or 0) if args.cause else synthetic.step_67()
     shape, cause = planned
     say(f"made up: {shape.steps} steps of {shape.workers} workers with {shape.requests} requests each")
-    say(f"planted: {cause!r}")
+    say(f"planted: {cause.in_words}")
     with synthetic.progress(shape.steps) as wrote:
         synthetic.write(folder, planned, wrote)
     _show_tables(folder, cause.place[0])
@@ -178,16 +177,19 @@ def _run_real(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _options(args: argparse.Namespace) -> DemoOptions:
+    given = {
+        "steps": args.steps,
+        "workers": args.workers,
+        "requests": args.requests,
+        "seed": args.seed,
+        "max_tokens": args.max_tokens,
+        "give_up_sec": args.give_up_after,
+    }
     return DemoOptions(
-        steps=args.steps,
-        workers=args.workers,
-        requests=args.requests,
-        seed=args.seed,
         inject=tuple(args.inject or ()),
-        max_tokens=args.max_tokens,
         validate=args.validate,
         install=not args.no_install,
-        give_up_sec=args.give_up_after,
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 
@@ -198,9 +200,21 @@ def _check(args: argparse.Namespace) -> None:
             f"the demo needs {', '.join(missing)}: use `make demo` in a checkout, or try "
             f"--synthetic, or run {_installation()}"
         )
-    if "straggler" in (args.inject or ()) and args.workers < 2:
+    if "straggler" in (args.inject or ()) and _options(args).workers < 2:
         raise InstrumentError(
             "--inject straggler needs --workers 2 or more: without a second worker nobody waits"
+        )
+
+
+def _check_synthetic(args: argparse.Namespace) -> None:
+    """Refuse options that a made-up run would ignore: its shape belongs to its story."""
+    ignored = [*_OF_REAL_DEMO, *(() if args.cause else ("seed",))]
+    given = [name for name in ignored if getattr(args, name) is not None and getattr(args, name) is not False]
+    if given:
+        run = f"--cause {args.cause}" if args.cause else f"--synthetic {args.synthetic}"
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise InstrumentError(
+            f"{run} makes up a run of a fixed shape, without an engine: leave out {options}"
         )
 
 

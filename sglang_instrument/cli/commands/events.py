@@ -23,7 +23,7 @@ Show the events of a run: how often each happened, how long it took, and its sha
     sglang-instrument events logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument events logs/gsm8k_600 --fields tool_calls,tokens:max     # any field of the log
 
-    event                         share of steps %  count  total s  without nested s  p50 s  p99 s  max s
+    event                          workers' time %  count  total s  without nested s  p50 s  p99 s  max s
     engine_async_generate_actual              84.1    310    554.3             554.3   0.98  11.20  41.20
     tool_execution                             2.6     97     18.1              17.9   0.11   0.80   1.91"""
 

@@ -25,6 +25,7 @@ from sglang_instrument.cli.commands.field_columns import (
     read_fields,
     with_fields,
 )
+from sglang_instrument.cli.commands.unbound import print_unbound
 from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading, room
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.schema import kind_of
@@ -113,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     title = f"{opened.name}: the slowest of {len(table):,} requests"
     print_rows(REQUESTS, rows, title=title, more=columns_of(rows))
+    print_unbound(opened)
     return 0
 
 

@@ -18,6 +18,7 @@ from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.commands.settings_tables import settings_words
+from sglang_instrument.cli.commands.unbound import print_unbound
 from sglang_instrument.cli.log_state import HEALTH
 from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.summaries import large_run
@@ -39,9 +40,9 @@ names what cost most, and what to look at next.
     sglang-instrument summary logs/gsm8k_600 --by week      # a row a week of a run of any size; also: day
     sglang-instrument summary logs/servers --window 60      # servers without steps: by windows of a minute
 
-    step  duration s  to next step s  requests  p50 s  p99 s  straggler %  barrier %  engine %  tool %
-    66          38.4            41.0       256   11.2   30.9           21         12        78      10
-    67         131.0           134.1       256   12.0  124.0           68         43        91       4"""
+    step  duration s  to next step s  requests  p99 s  straggler %  workers waited %  engine %  tool %
+    66          38.4            41.0       256   30.9           21                12        78      10
+    67         131.0           134.1       256  124.0           68                43        91       4"""
 
 _NO_ENGINE: Final = 'SGLang\'s own processes logged nothing; engine_detail="requests" records their requests'
 TABLES: Final = (STEPS, WORKERS, LEDGER, STEP_PARTS, PERIODS, SERVER_TOTALS, WINDOWS)
@@ -61,6 +62,7 @@ ANSWER: Final = {
     "verdict": Key("string", "the verdict in words"),
     "findings": Key(FINDINGS),
     "windows": Key(WINDOWS, optional=True),
+    "unbound": Key("array", "what an own rollout did not bind, in words", optional=True),
     "steps": Key(STEPS, optional=True),
     "workers": Key(WORKERS, optional=True),
     "ledger": Key(_LEDGER, "what the time of each step was spent on", optional=True),
@@ -108,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.answers.engine.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
     from sglang_instrument.analysis.answers.summary import step_tables
+    from sglang_instrument.analysis.answers.unbound_calls import unbound_calls
     from sglang_instrument.analysis.settings.recorded import settings_of_run
     from sglang_instrument.analysis.verdict.verdict import judge
 
@@ -139,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             opened,
             chosen,
             tables,
-            {**said, "windows": windows},
+            {**said, "windows": windows, "unbound": unbound_calls(opened).sentences},
             engine and {**engine, "explains": why or None},
         )
         return 0
@@ -166,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
     if engine:
         print_line(engine_logs.engine_line(engine))
     print_told("log", opened.health.sentence())
+    print_unbound(opened)
     return 0
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 HELP: Final = """\
 Analyse the traces that the torch profilers of SGLang and vLLM write; `profile capture` makes some.
 
-    sglang-instrument trace analyze /tmp/sglang_profile
-    sglang-instrument trace analyze /tmp/sglang_profile --run logs/gsm8k_600 --rank TP-0 --top 10
+    sglang-instrument trace /tmp/sglang_profile
+    sglang-instrument trace /tmp/sglang_profile --run logs/gsm8k_600 --rank TP-0 --top 10
 
 It shows GPU busy and idle time, kernels, communication and how much of it runs alone, prefill and decode,
 idle gaps and the CPU work during them, CUDA graphs, streams and copies; of several ranks, which one the
@@ -92,7 +92,6 @@ ANSWER: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trace`."""
-    parser.add_argument("action", choices=("analyze",))
     parser.add_argument("traces", metavar="DIR", type=Path, help="a folder of traces, or one trace")
     parser.add_argument("--run", type=Path, metavar="LOGS", help="the run of these traces: logs/EXPERIMENT")
     parser.add_argument("--rank", metavar="RANK", help="only the traces of this rank: TP-0, or 0")

@@ -11,6 +11,7 @@ from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.commands import engine_logs
+from sglang_instrument.cli.commands.unbound import print_unbound
 from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 
 HELP: Final = """\
@@ -85,4 +86,5 @@ def run(args: argparse.Namespace) -> int:
         print_line(line)
     if args.tools:
         print_rows(TOOLS, tools, title="\ntools, interactions, rewards")
+    print_unbound(opened)
     return 0

@@ -32,7 +32,7 @@ def print_steps(
     for row in rows:
         of_step = spent.get(row["step"], {})
         waiting = _share(waits.get(row["step"], {}), BARRIER)
-        times = {"to_next_step_sec": sum(of_step.values()), "barrier_share": waiting}
+        times = {"to_next_step_sec": sum(of_step.values()), "workers_waited_share": waiting}
         shown.append({**row, **times, **_shares(of_step, parts)})
     print_rows(STEPS, shown, title=title)
 

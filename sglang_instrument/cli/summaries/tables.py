@@ -112,6 +112,9 @@ def _print_steps(tables: StepTables, validate: bool, chosen: Sequence[int] | Non
         print_line(_slowest(timed))
     if spent:
         print_line(_unaccounted(spent))
+        if len(shown) > 1 and (last := [row["step"] for row in shown if row["interval_sec"] is None]):
+            steps_are = f"step {last[0]}" if len(last) == 1 else f"steps {', '.join(map(str, last))}"
+            print_line(f"{steps_are}: no step follows, so the shares are of the time until its own end")
     if tables.validations and not validate:
         steps_are = "step is" if tables.validations == 1 else "steps are"
         print_line(f"{tables.validations} validation {steps_are} not shown: --validate")

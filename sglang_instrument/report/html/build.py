@@ -65,7 +65,7 @@ def write_report(
         run: The run.
         path: The file to write.
         other: A second run to compare with.
-        traces: What the engines' profilers recorded, as `trace analyze --run --json` prints it.
+        traces: What the engines' profilers recorded, as `trace --run --json` prints it.
         steps: Training steps that get a timeline; by default those with a finding, and the slowest.
         most_spans: The most spans of all timelines together; steps in `steps` always have one.
         version: Of this package, for the footer.

@@ -1,4 +1,4 @@
-"""Lay out what the engines' profilers recorded, from the rows of `trace analyze --json`."""
+"""Lay out what the engines' profilers recorded, from the rows of `trace --json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def kernel_section(rows: Mapping[str, Any]) -> Row:
     """Return the data of the report's section on kernels.
 
     Args:
-        rows: folder, slow, sentence, ranks, traces, steps, unreadable, as in `trace analyze --json`.
+        rows: folder, slow, sentence, ranks, traces, steps, unreadable, as in `trace --json`.
 
     Returns:
         folder, slow, sentence; steps: sentences that relate idle time to steps, the most idle time first;

@@ -1,10 +1,14 @@
 """Define what a cause is: something that is planted in a run, for an analysis to find by its name."""
 
-from dataclasses import dataclass
+import inspect
+import re
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Final, cast
 
 from sglang_instrument.testing.simulation.plan import StepPlan
+
+_PLACES: Final = ("step", "worker", "turn")
 
 
 class Cause:
@@ -29,6 +33,20 @@ class Cause:
         return None, None
 
     @property
+    def in_words(self) -> str:
+        """What it does and where: the first sentence of its class, with its values in place of names."""
+        sentence = " ".join((inspect.getdoc(type(self)) or "").partition("\n\n")[0].split())
+        values = {field.name: getattr(self, field.name) for field in fields(cast("Any", self))}
+        step, worker = self.place
+        places = [
+            *([f"step {step}"] if step is not None and "`step`" not in sentence else []),
+            *([f"worker {worker}"] if worker is not None and "`worker`" not in sentence else []),
+            *(["all workers"] if worker is None and "worker" in values else []),
+        ]
+        words = re.sub(r"`(\w+)`", lambda name: _in_words(name[1], values[name[1]]), sentence)
+        return ": ".join([*([", ".join(places)] if places else []), words.rstrip(".")])
+
+    @property
     def in_event(self) -> str | None:
         """The event, or the kind of work, that its finding names; None if any will do."""
         return None
@@ -38,6 +56,17 @@ class Cause:
 
     def damage(self, folder: Path) -> None:
         """Change the written run."""
+
+
+def _in_words(name: str, value: Any) -> str:
+    """Return "step 5", "worker 2", "30 s", "12 %" or "2.5"."""
+    if name in _PLACES:
+        return f"every {name}" if value is None else f"{name} {value}"
+    if name == "seconds" or name.endswith("_sec"):
+        return f"{value:g} s"
+    if name == "share":
+        return f"{100 * value:g} %"
+    return f"{round(value, 2):g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

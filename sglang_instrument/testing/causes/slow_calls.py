@@ -9,7 +9,7 @@ from sglang_instrument.testing.simulation.workload import TOOLS, PlannedRequest
 
 @dataclass(frozen=True)
 class SlowCall(WorkerCause):
-    """A single call of one request of `worker` takes `seconds` longer.
+    """A single `kind` call of one request of `worker` takes `seconds` longer.
 
     `kind` is "engine", "tool" or "reward".
     """

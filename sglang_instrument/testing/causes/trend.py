@@ -8,7 +8,7 @@ from sglang_instrument.testing.simulation.plan import StepPlan
 
 @dataclass(frozen=True)
 class Growth(Cause):
-    """From each step to the next, a kind of work takes `share` of its first time longer.
+    """From each step to the next, the work of kind `kind` takes `share` of its first time longer.
 
     `kind` is "engine", "tool" or "reward".
     """

@@ -39,7 +39,7 @@ EVENTS: Final = Table(
             "share of the steps' wall time: each instant is split equally among the innermost spans open at "
             "it, so that the shares add up to 100; null where only the engine's processes logged",
             "share",
-            title="share of steps",
+            title="workers' time",
             formerly="share",
         ),
         Column("count", "how often it happened", "count"),

@@ -41,12 +41,13 @@ PERIODS: Final = Table(
         Column("dropped", "records that the writers lost", "count", gives_way=2),
         Column("restarts", "launches of the trainer, without the first of the run", "count"),
         Column(
-            "barrier_share",
+            "workers_waited_share",
             "share of all workers' time in which one waited for another",
             "share",
             gives_way=1,
-            title="barrier",
-            formerly="waiting",
+            title="workers waited",
+            formerly="barrier_share",
+            former_title="barrier",
         ),
         *part_columns("share of to_next_step_sec, along the path that decided how long it took"),
         Column(

@@ -37,7 +37,7 @@ def _make(run: Run) -> pl.DataFrame:
     from sglang_instrument.analysis.answers.summary import summary_table
 
     spent = summary_table(run.digest, paths_of(run))
-    spent = spent.select(*STEP, "to_next_step_sec", *_WORK, "barrier_share")
+    spent = spent.select(*STEP, "to_next_step_sec", *_WORK, "workers_waited_share")
     return step_table(run.digest).join(spent, on=STEP, how="left", maintain_order="left")
 
 
@@ -67,12 +67,13 @@ STEPS: Final = Table(
         ),
         *REQUESTS,
         Column(
-            "barrier_share",
+            "workers_waited_share",
             "share of all workers' time, until the next step begins, in which one waited for another",
             "share",
-            title="barrier",
+            title="workers waited",
             json=False,
-            formerly="waiting",
+            formerly="barrier_share",
+            former_title="barrier",
         ),
         *part_columns("share of to_next_step_sec, along the path that decided how long it took"),
         *(
