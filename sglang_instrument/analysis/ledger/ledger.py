@@ -137,7 +137,8 @@ def _summed(tables: list[pl.DataFrame], walls: pl.DataFrame, key: list[str]) -> 
     """Sum up rows by part and event; what is left of the wall time is unaccounted."""
     tables = [pl.DataFrame(schema=_LEDGER), *tables]
     rows = pl.concat(tables, how="diagonal_relaxed").select(list(_LEDGER)).filter(pl.col("sec") > 0)
-    rest = walls.join(rows.group_by(key).agg(pl.col("sec").sum()), on=key, how="left")
+    sec = pl.col("sec").sort().sum()  # in this order, for that of the rows differs from call to call
+    rest = walls.join(rows.group_by(key).agg(sec), on=key, how="left")
     rest = rest.select(
         *key,
         part=pl.lit("unaccounted"),
@@ -146,5 +147,5 @@ def _summed(tables: list[pl.DataFrame], walls: pl.DataFrame, key: list[str]) -> 
     )
     rows = pl.concat([rows, rest.filter(pl.col("sec") > _LEAST_SEC)], how="diagonal_relaxed")
     order = pl.col("part").replace_strict({part: number for number, part in enumerate(PARTS)}, default=99)
-    summed = rows.group_by(*STEP_OF_WORKER, "part", "event", "waited_for").agg(pl.col("sec").sum())
+    summed = rows.group_by(*STEP_OF_WORKER, "part", "event", "waited_for").agg(sec)
     return summed.sort("validate", "step", order, "event", "worker", "waited_for").select(list(_LEDGER))
