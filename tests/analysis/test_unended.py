@@ -261,41 +261,44 @@ def test_tables_agree_with_the_verdict_of_made_up_runs(cause, tmp_path, capsys):
 
 
 HANGING = """
-import threading, time
+import pathlib, threading, time
 from sglang_instrument import bind, install, span, step
 
 install(open_now_sec=0.2, hang_after_sec=0.4)
 
-def hang(event, sec):
+def hang(event):
     with bind(request_id=event), span(event, phase="tool"):
-        time.sleep(sec)
+        while event != "ended" or not pathlib.Path("reported").exists():
+            time.sleep(0.02)
 
-def start(event, sec):
-    thread = threading.Thread(target=hang, args=(event, sec), daemon=True)
-    thread.start()
-    return thread
+def start(event):
+    threading.Thread(target=hang, args=(event,), daemon=True).start()
 
 with step(1):
-    start("first", 3600)
-    ended = start("ended", 1.6)  # old enough for a report, and ended
+    start("first")
+    start("ended")
     time.sleep(0.6)
-    start("second", 3600)
-    ended.join()
+    start("second")
     time.sleep(3600)
 """
 
 
 def test_spans_that_hang_are_named_with_their_places_though_the_last_report_names_others(
-    start_script, log_dir, capsys
+    start_script, log_dir, tmp_path, capsys
 ):
     program = start_script(HANGING)
 
+    def logged(event):
+        return records_of(log_dir / "run" / "step_1", "worker_0.jsonl", event)
+
     def old(event):
-        records = records_of(log_dir / "run" / "step_1", "worker_0.jsonl", "open_spans")
+        records = logged("open_spans")
         spans = [span for record in records for span in record["extra"]["spans"]]
         return [span["age_sec"] for span in spans if span["event"] == event]
 
     wait_for(lambda: old("ended"), "the span that ends later is not reported")
+    (tmp_path / "reported").touch()  # the program's working directory
+    wait_for(lambda: logged("ended"), "the span does not end")
     wait_for(lambda: any(age > 1.5 for age in old("second")), "the second span is not reported again")
     program.process.kill()
     program.wait(-9)

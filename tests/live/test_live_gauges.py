@@ -8,6 +8,7 @@ import pytest
 from live_served import get, hanging, samples, served, value
 from live_writer import LiveRun
 from nvml_stand_in import StandInForNvml
+from screen import until_shown
 
 from sglang_instrument.cli.main import main
 from sglang_instrument.live import followed_run
@@ -42,7 +43,9 @@ def test_once_prints_them_and_its_json_has_the_last_seconds(run, capsys, monkeyp
     snapshot = json.loads(capsys.readouterr().out)
     first, second = snapshot["schedulers"]
     assert (first["scheduler"], first["running"], second["waiting"]) == ("scheduler_0_tp0", 11, 1)
-    assert first["running_recent"][-10:] == [3, 4, 5, 6, 7, 8, 9, 10, 11, 11]
+    recent = first["running_recent"][-10:]
+    without = recent.count(None)  # seconds that passed since the last gauge, which counts for two
+    assert recent == [*range(3 + without, 12), 11, *[None] * without]
     assert (first["kv_cache_used_share"], second["kv_cache_used_share"]) == (0.5, 0.6)
     assert [gpu["busy_share"] for gpu in snapshot["gpus"]] == [0.5, 0.51]
     assert {row["retractions"] for row in snapshot["totals"] if row["role"] == "scheduler"} == {2}
@@ -69,27 +72,13 @@ def test_the_screen_has_a_line_of_each_and_a_key_shows_all(run, size):
         follower.catch_up()
         app = Terminal(follower)
         async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            lines = shown(app)
-            assert SCHEDULERS in lines
-            assert GPUS in lines
-            assert "worker  state" in lines
-            assert "request  worker" in lines
-            assert "gauges" in lines
-            assert "help" in lines
+            await until_shown(app, pilot, SCHEDULERS, GPUS, "worker  state", "request  worker")
+            await until_shown(app, pilot, "gauges", "help")
             await pilot.press("g")
-            while "scheduler_1_tp0" not in (lines := shown(app)):
-                await pilot.pause(0.05)
-            assert "11 running" in lines
-            assert "0.0 of 0 GiB" in lines
+            await until_shown(app, pilot, "scheduler_1_tp0", "11 running", "0.0 of 0 GiB")
         follower.stop()
 
     asyncio.run(session())
-
-
-def shown(app):
-    strips = app.screen._compositor.render_strips()
-    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
 def test_a_scheduler_without_a_batch_for_3_s_is_idle(tmp_path):

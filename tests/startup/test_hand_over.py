@@ -299,7 +299,7 @@ def test_workers_that_a_pool_makes_later_begin_unbound_too(run_script, tmp_path)
 
 
 CLOSED = """
-import multiprocessing, sys, time
+import multiprocessing, pathlib, sys, time
 import sglang_instrument
 from sglang_instrument import bind, event
 
@@ -317,7 +317,13 @@ if __name__ == "__main__":
         for number in range(2, 4):
             with bind(step=number):
                 pool.map(work, [number] * 100)
-        time.sleep(1)  # the block's end kills the workers
+        folder = pathlib.Path(sglang_instrument.status()["folder"])
+        def is_closed(number):
+            text = "".join(path.read_text() for path in folder.glob(f"step_{number}/*.jsonl"))
+            return text.count('"did"') == 100 and "step_closed" in text.splitlines()[-1]
+        while not is_closed(2) or not is_closed(3):
+            time.sleep(0.02)
+        # The block's end kills the workers.
 """
 
 
