@@ -16,7 +16,7 @@ from alike import differs
 
 from sglang_instrument.analysis import foreign, open_run
 from sglang_instrument.analysis.dataset.export import export_dataset
-from sglang_instrument.analysis.foreign.registry import FORMATS, known_formats
+from sglang_instrument.analysis.foreign.registry import FORMATS
 from sglang_instrument.analysis.reading.columns import COLUMNS
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.cli.main import main
@@ -247,11 +247,14 @@ def test_a_single_file_is_read_as_its_folder(small_logs, name):
     assert run.health.files == 1
 
 
-def test_an_unknown_format_is_an_error_that_lists_the_known_ones(tmp_path, capsys):
+def test_an_unknown_format_is_an_error_that_says_where_the_known_ones_are_listed(tmp_path, capsys):
     (tmp_path / "notes.log").write_text("hello\n")
     for path in (tmp_path, tmp_path / "notes.log"):
         assert main(["summary", str(path)]) == 2
-        assert known_formats() in capsys.readouterr().err
+        assert "`sglang-instrument help logs`" in capsys.readouterr().err
+    assert main(["help", "logs"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert [kind.name for kind in FORMATS if kind.name not in listed or kind.files not in listed] == []
     (tmp_path / "none").mkdir()
     with pytest.raises(LogError, match="the folder is empty"):
         open_run(tmp_path / "none")
