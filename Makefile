@@ -72,7 +72,7 @@ lint: $(VENV)/.demo $(VENV)/.develop
 bench: $(VENV)/.develop $(VENV)/.native
 	$(BIN)/python -m pytest benchmarks
 
-PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
 .PHONY: wheels
 wheels: $(VENV)/.develop
 	tests/release/build.sh dist $(PYTHONS)

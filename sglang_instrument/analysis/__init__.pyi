@@ -41,6 +41,7 @@ from sglang_instrument.analysis.answers.steps import worker_table as worker_tabl
 from sglang_instrument.analysis.answers.summary import summary_table as summary_table
 from sglang_instrument.analysis.answers.turns import tool_table as tool_table
 from sglang_instrument.analysis.answers.turns import turn_counts as turn_counts
+from sglang_instrument.analysis.answers.turns import turn_durations as turn_durations
 from sglang_instrument.analysis.answers.turns import turn_table as turn_table
 from sglang_instrument.analysis.answers.unfinished import sightings as sightings
 from sglang_instrument.analysis.answers.unfinished import unended_spans as unended_spans

@@ -16,10 +16,13 @@ from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
 from sglang_instrument.analysis.executors.executor import Progress
+from sglang_instrument.analysis.existing import demand_step
 from sglang_instrument.analysis.long_runs.periods import PERIODS, launches_of, period_table, step_rows
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.tables.registry import all_tables
-from sglang_instrument.analysis.verdict.verdict import judge
+from sglang_instrument.analysis.tables.rollout.events import EVENTS, events_of
+from sglang_instrument.analysis.verdict.evidence.finding import Finding
+from sglang_instrument.analysis.verdict.verdict import Verdict, judge
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.plain_text import plain
 from sglang_instrument.safe_files.output import write_output
@@ -27,7 +30,7 @@ from sglang_instrument.safe_files.output import write_output
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NEXT: Final = 'run.summary(), run.requests(), run.plot("cdf"), run.report()'
+_NEXT: Final = 'run.findings, run.summary(), run.workers(), run.requests(), run.plot("cdf"), run.report()'
 _EXTRA: Final = "pip install 'sglang-instrument[report]'"
 
 
@@ -74,12 +77,94 @@ class NotebookRun(Run):
             validate: Of validations instead of training steps.
 
         Returns:
-            The columns of the table `requests`, without `validate`.
+            The columns of the table `requests`, without `validate`, such as `request_id`, `duration_sec`,
+            `engine_sec`, `tool_sec` (seconds), `turns`, `response_tokens` (counts).
+
+        Raises:
+            LogError: There is no such step or worker; the message names the nearest.
         """
+        rows = self._rows("requests", step, worker, validate)
+        return rows.sort("duration_sec", "request_id", descending=[True, False])
+
+    def turns(
+        self, step: int | None = None, worker: int | None = None, validate: bool = False
+    ) -> pl.DataFrame:
+        """Return one row per turn of a request, in the order of step, worker, request and turn.
+
+        `turn_table(run.digest)` sums them up by their number; it is what the command `turns` prints.
+
+        Args:
+            step: Only of this step.
+            worker: Only of this worker.
+            validate: Of validations instead of training steps.
+
+        Returns:
+            The columns of the table `turns`, without `validate`: `turn` counts from 0; `engine_sec`,
+            `tool_sec`, `interaction_sec` and `reward_sec` are seconds, null where the log does not tell;
+            `start_us` and `end_us` microseconds of the Unix epoch; `response_tokens` is a count.
+
+        Raises:
+            LogError: As of `requests`.
+        """
+        return self._rows("turns", step, worker, validate)
+
+    def workers(self, step: int | None = None, validate: bool = False) -> pl.DataFrame:
+        """Return one row per step of a worker: how long it took, and how long it waited for others.
+
+        Args:
+            step: Only of this step.
+            validate: Of validations instead of training steps.
+
+        Returns:
+            The columns of the table `workers`, without `validate`: `duration_sec`, `busy_sec`, `wait_sec`
+            (at barriers), `caused_wait_sec` (of others) in seconds; `requests`, `response_tokens` are
+            counts; a column of `share_` is a part of its time, from 0 to 1.
+
+        Raises:
+            LogError: As of `requests`.
+        """
+        return self._rows("workers", step, None, validate)
+
+    def events(
+        self, step: int | None = None, worker: int | None = None, validate: bool = False
+    ) -> pl.DataFrame:
+        """Return one row per event by its name, the largest share of the steps' time first.
+
+        It reads the records of the steps asked for, all other methods but `sql` only what was summed up.
+
+        Args:
+            step: Only of this step.
+            worker: Only of this worker.
+            validate: Of validations instead of training steps.
+
+        Returns:
+            The columns of the table `events`: `steps_share` from 0 to 1, `count`, and `total_sec`,
+            `without_nested_sec`, `p50_sec`, `p99_sec`, `max_sec` in seconds, null of instant events.
+
+        Raises:
+            LogError: As of `requests`, or records of this step were pruned.
+        """
+        demand_step(self, step, worker, validate)
+        return EVENTS.fitted(events_of(self, step, worker, validate))
+
+    @property
+    def verdict(self) -> str:
+        """What was out of the ordinary in one sentence: what cost most time, or that nothing stands out."""
+        return self._judged.sentence
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All that was out of the ordinary: hangs and deaths first, then by the time lost.
+
+        `lost_sec` of a finding is in seconds; `run.table("findings")` has them as a frame.
+        """
+        return self._judged.findings
+
+    def _rows(self, table: str, step: int | None, worker: int | None, validate: bool) -> pl.DataFrame:
+        demand_step(self, step, worker, validate)
         wanted = {"step": step, "worker": worker, "validate": validate}
         asked = {name: value for name, value in wanted.items() if value is not None}
-        rows = self.table("requests").filter(**asked).drop("validate")
-        return rows.sort("duration_sec", "request_id", descending=[True, False])
+        return self.table(table).filter(**asked).drop("validate")
 
     def table(self, name: str) -> pl.DataFrame:
         """Return a table of docs/reference/tables.md of the whole run, such as `run.table("turns")`.
@@ -123,7 +208,8 @@ class NotebookRun(Run):
         """Return a figure, which a notebook shows.
 
         Args:
-            figure: overview, shares, workers, cdf, cdf-workers, slowest, turns or turn-counts.
+            figure: overview, shares, lengths, workers, cdf, cdf-workers, slowest, turns, turn-counts or
+                turn-durations.
             step: For workers, cdf-workers and slowest: the step; default is the one that took longest.
             worker: Only requests of this worker.
             validate: Validations instead of training steps.
@@ -131,7 +217,7 @@ class NotebookRun(Run):
             against: A second run, B: a dashed line in the cdf.
 
         Raises:
-            LogError: The log lacks what the figure shows.
+            LogError: The log lacks what the figure shows, or there is no such step or worker.
             InstrumentError: There is no such figure, or the extra `report` is not installed.
         """
         try:
@@ -141,6 +227,7 @@ class NotebookRun(Run):
             raise InstrumentError(f"plot() needs {missing.name}: {_EXTRA}") from missing
         if figure not in FIGURES:
             raise InstrumentError(f"no figure {figure!r}; the figures are: {', '.join(FIGURES)}")
+        demand_step(self, step, worker, validate)
         try:
             return figure_of(choose(self, step, worker, validate, limit, against), figure)
         except NothingToDrawError as reason:
@@ -175,10 +262,14 @@ class NotebookRun(Run):
             return Report(path.read_text(encoding="utf-8"), height)
 
     @cached_property
+    def _judged(self) -> Verdict:
+        return judge(self)
+
+    @cached_property
     def _card(self) -> dict[str, str]:
         """What the card says, line by line: its heading first."""
-        verdict = judge(self)
-        counts = {"step": len(self.steps), "worker": len(self.workers), "request": len(self.requests())}
+        verdict = self._judged
+        counts = {"step": len(self.steps), "worker": len(self.worker_ranks), "request": len(self.requests())}
         lines = {
             self.name: ", ".join(f"{n:,} {word}{'s' * (n != 1)}" for word, n in counts.items()),
             "verdict": verdict.sentence,

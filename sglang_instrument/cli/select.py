@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sglang_instrument.analysis.existing import existing_numbers
 from sglang_instrument.cli.plain import say
-from sglang_instrument.errors import LogError
 from sglang_instrument.plain_text import listed
 
 LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT, or another log: `help logs`"
@@ -155,7 +155,7 @@ def steps_of(run: Run, args: argparse.Namespace, digest: Digest | None = None) -
     worker = getattr(args, "worker", None)
     if worker is not None:
         workers = rows.filter(within(steps), validate=args.validate)["worker"]
-        _demand(run.name, "worker", range(worker, worker + 1), workers)
+        existing_numbers(run.name, "worker", range(worker, worker + 1), workers)
     return steps
 
 
@@ -167,7 +167,7 @@ def steps_among(run: str, rows: pl.DataFrame, args: argparse.Namespace) -> list[
     """
     kind = "validation step" if args.validate else "step"
     numbers = rows.filter(validate=args.validate)["step"]
-    return sorted({step for wanted in args.step for step in _demand(run, kind, wanted, numbers)})
+    return sorted({step for wanted in args.step for step in existing_numbers(run, kind, wanted, numbers)})
 
 
 def named(steps: Sequence[int] | None, *, validate: bool = False) -> str:
@@ -183,16 +183,3 @@ def named(steps: Sequence[int] | None, *, validate: bool = False) -> str:
             stretches.append([step])
     spans = (f"{stretch[0]}-{stretch[-1]}" if len(stretch) > 1 else str(stretch[0]) for stretch in stretches)
     return f", {kind}{'s' if len(steps) > 1 else ''} {', '.join(spans)}"
-
-
-def _demand(run: str, kind: str, wanted: range, recorded: pl.Series) -> list[int]:
-    """Return the wanted numbers that the run has; at least one."""
-    numbers: list[int] = recorded.drop_nulls().unique().sort().to_list()
-    if chosen := [number for number in numbers if number in wanted]:
-        return chosen
-    if not numbers:
-        raise LogError(f"{run}: no {kind} has a record yet")
-    nearest = sorted(sorted(numbers, key=lambda number: abs(number - wanted[0]))[:3])
-    offer = ", ".join(map(str, nearest))
-    asked = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0]}-{wanted[-1]}"
-    raise LogError(f"{run}: no {kind} {asked}; there are {len(numbers)}, the nearest: {offer}")

@@ -45,7 +45,7 @@ def beside_run(analysis: Analysis, opened: Run) -> list[IdleInStep]:
             moments = self_intervals(spans).join(asked, on="span")
             moments = moments.with_columns(pl.col("from_us", "to_us") - of_worker(ahead))
             this = during.filter(step=step, validate=validate)
-            rows += idle_in_steps(trace, this, moments, worker_of(trace, opened.workers))
+            rows += idle_in_steps(trace, this, moments, worker_of(trace, opened.worker_ranks))
     return rows
 
 

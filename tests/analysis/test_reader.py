@@ -53,7 +53,7 @@ def test_a_whole_run_is_read_without_loss(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     control_records = 3 * 6
     assert len(run.records) == run.health.records == lines - control_records
-    assert (run.steps, run.workers) == ([1, 2, 3], [0, 1])
+    assert (run.steps, run.worker_ranks) == ([1, 2, 3], [0, 1])
     assert run.health == Health(files=6, records=len(run.records), runs=["synthetic-0"])
     assert "nothing dropped, torn or left open" in run.health.sentence()
 
@@ -225,7 +225,7 @@ def test_a_second_process_of_the_same_rank_is_read_and_its_tasks_are_others(tmp_
     put(tmp_path, "step_1/worker_3.jsonl", opened("r", 0) + span("outer"))
     put(tmp_path, "step_1/worker_3.node-1.cluster-4711.jsonl", opened("r", 0) + inner)
     run = open_run(tmp_path)
-    assert run.workers == [3]
+    assert run.worker_ranks == [3]
     assert run.spans["parent"].to_list() == [None, None]
 
 
@@ -234,7 +234,7 @@ def test_processes_that_cannot_know_the_step_have_none(tmp_path: Path) -> None:
     run = read(tmp_path, span("a"))
     (row,) = run.records.filter(event="scheduler_batch").iter_rows(named=True)
     assert (row["role"], row["worker"], row["step"]) == ("scheduler", 0, None)
-    assert run.workers == [0]
+    assert run.worker_ranks == [0]
 
 
 def test_validation_is_kept_apart_from_training(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def shape(run):
     """Steps, workers, slots, tokens, and the seconds of the longest slot."""
     requests = run.digest.requests
     longest = requests["duration_sec"].max()
-    return len(run.steps), len(run.workers), len(requests), requests["response_tokens"].sum(), round(longest)
+    tokens = requests["response_tokens"].sum()
+    return len(run.steps), len(run.worker_ranks), len(requests), tokens, round(longest)
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,9 @@ def test_the_step_table_equals_a_plain_pass_over_the_lines(
         log, run = tell(folder), open_run(folder)
     table = {row["step"]: row for row in step_table(run.digest).iter_rows(named=True)}
     assert sorted(table) == run.steps == list(range(1, steps + 1))
-    begun = {step: min(log.steps[step, worker]["start_us"] for worker in run.workers) for step in table}
+    begun = {step: min(log.steps[step, worker]["start_us"] for worker in run.worker_ranks) for step in table}
     for step, row in table.items():
-        places = [(step, worker) for worker in run.workers]
+        places = [(step, worker) for worker in run.worker_ranks]
         took = {place: log.steps[place]["duration_sec"] for place in places}
         busy = {place: took[place] - log.barriers[place] for place in places}
         everyone = [line for place in places for line in log.requests[place]]

@@ -139,7 +139,7 @@ MAY_IMPORT = {
     "analysis.dataset": ANSWERS | {"analysis.tables", "analysis.tables.run"},
     "analysis.long_runs": ANSWERS | {"package"},
     "analysis": ANSWERS
-    | {"analysis.dataset", "analysis.long_runs", "analysis.tables"}
+    | {"analysis.dataset", "analysis.long_runs", "analysis.tables", "analysis.tables.rollout"}
     | {"package", "report.figures", "report.html"},
     "collect": {"words", "safe_files"},
     "live.counting": READING | {"words"},

@@ -26,6 +26,7 @@ OUTSIDE = [
     "benchmarks/README.md",
     "benchmarks/results.md",
     "tests/logs/README.md",
+    "CONTRIBUTING.md",
 ]
 
 

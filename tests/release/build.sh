@@ -1,7 +1,7 @@
 #!/bin/bash
 # Make an sdist, and from it a compiled manylinux wheel for each Python: build.sh DIST PYTHON...
 #
-# DIST holds nothing else afterwards. A PYTHON that is not installed, or is no Python 3.10 to 3.13, is left out and
+# DIST holds nothing else afterwards. A PYTHON that is not installed, or is no Python 3.10 to 3.14, is left out and
 # named. The wheels run on the systems that auditwheel finds for this machine's glibc, and newer ones.
 set -euo pipefail
 dist=$1
@@ -15,8 +15,8 @@ rm -rf "$dist" && mkdir -p "$dist"
 "$tool" -m build --sdist --outdir "$dist" "$root" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 made=0
 for python in "$@"; do
-  if ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
-    echo "left out: $python is not installed, or is no Python 3.10 to 3.13" >&2
+  if ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
+    echo "left out: $python is not installed, or is no Python 3.10 to 3.14" >&2
     continue
   fi
   # -g0 and -O2 come from hatch_build.py; --no-deps: dependencies have wheels of their own.

@@ -20,7 +20,18 @@ from sglang_instrument.report.palette import DARK_COLOURS, PART_COLOURS, PART_OF
 from sglang_instrument.schema import PHASES
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
-FIGURES = ["overview", "shares", "workers", "cdf", "cdf-workers", "slowest", "turns", "turn-counts"]
+FIGURES = [
+    "overview",
+    "shares",
+    "lengths",
+    "workers",
+    "cdf",
+    "cdf-workers",
+    "slowest",
+    "turns",
+    "turn-counts",
+    "turn-durations",
+]
 
 
 def test_each_part_of_the_ledger_has_one_name_and_one_colour() -> None:
@@ -205,3 +216,31 @@ def test_a_wrong_choice_is_refused_with_the_correct_one(
     assert main(["plot", str(logs), "-o", str(tmp_path / "out"), *map(str, arguments)]) == 2
     assert error in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_lengths_of_the_figure_are_those_of_the_table(logs: Path) -> None:
+    run = open_run(logs)
+    figure = BY_NAME["lengths"](choose(run))
+    drawn = [{line.get_label(): list(line.get_ydata()) for line in axes.lines} for axes in figure.axes]
+    table = run.table("lengths").filter(validate=False)
+    assert [drawn[0][name] for name in ("shortest", "mean", "longest")] == [
+        table[f"{name}_tokens"].to_list() for name in ("min", "mean", "max")
+    ]
+    (speed,) = drawn[2].values()
+    assert speed == table["tokens_per_sec"].to_list()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["response tokens", "mean reward", "tokens/s"]
+
+
+def test_durations_by_turns_are_the_means_of_the_requests_and_lack_a_dot_where_a_step_has_none(
+    logs: Path,
+) -> None:
+    run = open_run(logs)
+    (axes,) = BY_NAME["turn-durations"](choose(run)).axes
+    drawn = {
+        (int(line.get_label().split()[0].rstrip("+")), step): mean
+        for line in axes.lines
+        for step, mean in zip(line.get_xdata(), line.get_ydata(), strict=True)
+        if mean == mean
+    }
+    means = run.requests().group_by("turns", "step").agg(pl.col("duration_sec").mean())
+    assert drawn == pytest.approx({(turns, step): mean for turns, step, mean in means.iter_rows()})

@@ -52,6 +52,27 @@ def turn_counts(digest: Digest) -> pl.DataFrame:
     return table.with_columns(share=pl.col("requests") / pl.col("requests").sum()).sort("turns")
 
 
+def turn_durations(digest: Digest) -> pl.DataFrame:
+    """Return how long requests of each step took by their number of turns.
+
+    The reference's script `turn_distribution` draws these means.
+
+    Returns:
+        step, validate, turns; requests: how many took so many turns; share: of the step's requests; mean_sec,
+        p50_sec, max_sec: their durations.
+    """
+    requests = digest.of_workers().requests.drop_nulls(["step", "turns", "duration_sec"])
+    duration = pl.col("duration_sec")
+    table = requests.group_by("step", "validate", "turns").agg(
+        requests=pl.len().cast(pl.Int64),
+        mean_sec=duration.mean(),
+        p50_sec=duration.quantile(0.5, "linear"),
+        max_sec=duration.max(),
+    )
+    share = pl.col("requests") / pl.col("requests").sum().over("step", "validate")
+    return table.with_columns(share=share).sort("validate", "step", "turns")
+
+
 def tool_table(spans: pl.DataFrame) -> pl.DataFrame:
     """Return tools, interactions and rewards by name.
 

@@ -328,7 +328,7 @@ class Run:
         return self._sorted("step", ~pl.col("validate"))
 
     @property
-    def workers(self) -> list[int]:
+    def worker_ranks(self) -> list[int]:
         """Ranks of the rollout workers, in order."""
         return self._sorted("worker", pl.col("role") == "worker")
 

@@ -20,9 +20,11 @@ Draw a run as figures, a file each. docs/how-to/figures.md shows them and explai
 
 overview      duration of each step, and the time to the next one
 shares        parts of each step, in percent
+lengths       shortest, mean and longest response of each step, reward, tokens per second
 cdf           durations of all requests, and of each step's
 turns         time of the first, second ... turn
 turn-counts   how many turns the requests of each step took
+turn-durations   how long requests of 1, 2 ... turns took, step by step
 workers, cdf-workers, slowest   one step: --step N, otherwise the longest step; those of a second --step
                                 lie in FOLDER/step_N
 

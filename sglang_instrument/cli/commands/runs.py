@@ -171,7 +171,7 @@ def _of_steps(opened: Run) -> tuple[int, int, float | None, float | None]:
 
     steps = step_table(opened.digest).filter(validate=False)
     ended = steps.filter(~steps["unended"].fill_null(value=False))["duration_sec"].drop_nulls().to_list()
-    return len(steps), len(opened.workers), median(ended) if ended else None, slowdown_of(ended)
+    return len(steps), len(opened.worker_ranks), median(ended) if ended else None, slowdown_of(ended)
 
 
 def slowdown_of(took: Sequence[float]) -> float | None:

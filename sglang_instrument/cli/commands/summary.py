@@ -129,7 +129,9 @@ def run(args: argparse.Namespace) -> int:
         why = explain(opened, findings[0]) if tells_first_finding else ""
         engine = engine_summary(opened)
     tables = (
-        None if args.by else StepTables.of(opened.name, len(opened.workers), of_steps, args.validate, chosen)
+        None
+        if args.by
+        else StepTables.of(opened.name, len(opened.worker_ranks), of_steps, args.validate, chosen)
     )
     if args.json:
         said = {"verdict": verdict.sentence, "findings": FINDINGS.in_json(map(asdict, findings))}

@@ -8,7 +8,7 @@ import polars as pl
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from sglang_instrument.analysis.answers.turns import turn_table
+from sglang_instrument.analysis.answers.turns import turn_durations, turn_table
 from sglang_instrument.report.figures.parts import FAINT, INK, Choice, NothingToDrawError, new_figure
 from sglang_instrument.report.palette import colour_of
 
@@ -84,6 +84,41 @@ def turn_counts_by_step(choice: Choice) -> Figure:
     axes.set(xlabel="step", ylabel="requests")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(visible=False, axis="x")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def durations_by_turns(choice: Choice) -> Figure:
+    """Draw the mean duration of requests by their number of turns, step by step."""
+    table = turn_durations(choice.digest)
+    if table.is_empty():
+        raise NothingToDrawError("the log does not say how many turns requests took")
+    total = pl.col("mean_sec") * pl.col("requests")
+    means = (
+        table.with_columns(turns=pl.col("turns").clip(upper_bound=_MOST), total=total)
+        .group_by("step", "turns")
+        .agg(pl.col("total", "requests").sum())
+        .with_columns(mean_sec=pl.col("total") / pl.col("requests"))
+        .sort("turns", "step")
+    )
+    figure, axes = new_figure(
+        "How long requests took, by their number of turns, step by step",
+        "A line: the mean of the requests with so many turns; no dot where a step has none. If all lines "
+        "rise, the engine is slower.",
+    )
+    kinds = means["turns"].unique().sort().to_list()
+    steps = means["step"].unique().sort().to_list()
+    for number, turns_taken in enumerate(kinds):
+        mine = dict(means.filter(turns=turns_taken).select("step", "mean_sec").iter_rows())
+        shade = colormaps["cividis"](number / max(1, len(kinds) - 1))
+        more = "+" if turns_taken == _MOST else ""
+        label = f"{turns_taken}{more} turn{'s' if turns_taken != 1 else ''}"
+        values = [mine.get(step, float("nan")) for step in steps]
+        axes.plot(steps, values, color=shade, marker="o", markersize=3.5, linewidth=1.4, label=label)
+    axes.set(xlabel="step", ylabel="seconds")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

@@ -121,7 +121,7 @@ def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str,
     return {
         "steps": len(training),
         "validations": len(steps) - len(training),
-        "workers": len(run.workers),
+        "workers": len(run.worker_ranks),
         "requests": training["requests"].sum(),
         "tokens": tokens,
         "tokens_per_sec": tokens / float(durations.sum()) if tokens and durations.sum() else None,

@@ -15,22 +15,28 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 
-def _make(run: Run) -> pl.DataFrame:
+def events_of(
+    run: Run, step: int | None = None, worker: int | None = None, validate: bool = False
+) -> pl.DataFrame:
+    """Return the rows of `EVENTS` for one step or all, one worker or all, of training or of validations."""
     import polars as pl
 
     from sglang_instrument.analysis.answers.events import event_table
 
-    events = run.read_events(validate=False).filter(~pl.col("validate")).drop_nulls("step")
+    of_step = pl.col("step").is_not_null() if step is None else pl.col("step") == step
+    of_worker = pl.lit(True) if worker is None else pl.col("worker") == worker
+    events = run.read_events(step, worker, validate).filter(of_step, of_worker, validate=validate)
     timed = pl.col("duration_sec").is_not_null()
     rows = event_table(events.filter(timed), events.filter(~timed))
-    return with_logged_fields(EVENTS, run, rows, ["event"], validate=False)
+    steps = None if step is None else [step]
+    return with_logged_fields(EVENTS, run, rows, ["event"], steps=steps, worker=worker, validate=validate)
 
 
 EVENTS: Final = Table(
     name="events",
     row="an event by its name, the largest share of the steps first",
     commands=("events",),
-    make=_make,
+    make=events_of,
     columns=(
         Column("event", "its name in the log"),
         Column("phase", "its phase", terminal=False),

@@ -119,12 +119,37 @@ TURNS_BY_NUMBER: Final = Table(
 
 TURN_COUNTS: Final = Table(
     name="turn_counts",
-    row="a number of turns; only --json has it",
+    row="a number of turns",
     commands=("turns",),
     columns=(
         Column("turns", "how many turns", "count"),
         Column("requests", "how many requests took so many", "count"),
         Column("share", "of all requests", "share"),
         Column("mean_sec", "mean duration of these requests", "time"),
+    ),
+)
+
+
+def _durations(run: Run) -> pl.DataFrame:
+    from sglang_instrument.analysis.answers.turns import turn_durations
+
+    return turn_durations(run.digest)
+
+
+TURN_DURATIONS: Final = Table(
+    name="turn_durations",
+    row="a step and a number of turns. A terminal has a row for each step, a column for each number of turns",
+    commands=("turns",),
+    option="--over-steps",
+    make=_durations,
+    columns=(
+        Column("step", "the training step", "id"),
+        VALIDATE,
+        Column("turns", "how many turns", "count", terminal=False),
+        Column("requests", "how many requests of the step took so many", "count", terminal=False),
+        Column("share", "of the requests of the step", "share", terminal=False),
+        Column("mean_sec", "mean duration of these requests", "time", terminal=False),
+        Column("p50_sec", "half of them took at most this long", "time", terminal=False),
+        Column("max_sec", "the longest of them", "time", terminal=False),
     ),
 )
