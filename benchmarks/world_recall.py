@@ -1,10 +1,11 @@
 """Count how often the verdict is right in worlds of servers behind routers; a part of `recall.py`, too.
 
 Each kind of fault of `sglang_instrument.testing.world` is planted in several worlds at its three sizes; the
-same world without it says what it cost. Worlds in which a fault costs less than a tenth of its steps are made,
-and not counted. Right is a finding that says the part and the place that the fault's kind names.
+same world without it says what it cost. Worlds in which it costs less than a tenth of its steps are not
+counted. Right is a finding that says the part and the place that the fault's kind names.
 
 --only NAME the kinds and families whose names contain it, --seeds N so many worlds of each kind and size,
+--sizes N the N largest sizes of each kind,
 --clean N of each family without a fault, --pairs N worlds with two faults, --hidden the set of other seeds
 and sizes, --jobs N processes, --wrong prints what was found where it was wrong.
 """
@@ -194,15 +195,14 @@ def _clean(job: WorldJob, shape: WorldShape) -> WorldResult:
     return WorldResult(job, (), not accused, (), [told(finding) for finding in accused], drawn)
 
 
-def world_jobs(only: str, seeds: int, clean: int, pairs: int, hidden: bool) -> list[WorldJob]:
+def world_jobs(only: str, seeds: int, sizes: int, clean: int, pairs: int, hidden: bool) -> list[WorldJob]:
     """Return the worlds to make."""
     first = 1000 if hidden else 0
     jobs = []
     for name, kind in FAULTS.items():
         if only in name:
-            sizes = range(len(set(kind.sizes)))
             for seed in range(seeds):
-                for size in sizes:
+                for size in range(len(set(kind.sizes)))[-sizes:]:
                     number = first + 7 * seed + size
                     jobs.append(
                         WorldJob(kind.families[number % len(kind.families)], number, ((name, size),), hidden)
@@ -299,13 +299,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--seeds", type=int, default=1, metavar="N")
+    parser.add_argument("--sizes", type=int, default=3, metavar="N")
     parser.add_argument("--clean", type=int, default=10, metavar="N")
     parser.add_argument("--pairs", type=int, default=20, metavar="N")
     parser.add_argument("--hidden", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--wrong", action="store_true")
     args = parser.parse_args(argv)
-    jobs = world_jobs(args.only, args.seeds, args.clean, args.pairs, args.hidden)
+    jobs = world_jobs(args.only, args.seeds, args.sizes, args.clean, args.pairs, args.hidden)
     results = results_of(run_world, jobs, args.jobs)
     console = Console(width=120)
     holds = print_worlds(results, console)
