@@ -138,7 +138,7 @@ def in_order_of_weight(findings: Iterable[Finding]) -> list[Finding]:
     ordered = list(findings)
     endings = [finding for finding in ordered if finding.cause in _ENDINGS]
     rest = [finding for finding in ordered if finding.cause not in _ENDINGS]
-    return [*endings, *sorted(rest, key=lambda finding: (_is_drawn(finding), -finding.lost_sec))]
+    return [*endings, *sorted(rest, key=lambda finding: (_is_drawn(finding), -_lost_in_all(finding)))]
 
 
 def _has_cost(finding: Finding) -> bool:
@@ -149,6 +149,11 @@ def _has_cost(finding: Finding) -> bool:
 def _is_drawn(finding: Finding) -> bool:
     """Return whether it tells of replies that chance made long, which are no fault."""
     return bool(finding.evidence.get("drawn", False))
+
+
+def _lost_in_all(finding: Finding) -> float:
+    """Return what a finding cost over the run: one of several steps says what each of them lost."""
+    return finding.lost_sec * (finding.evidence.get("steps", 1) if finding.step is None else 1)
 
 
 def _others(findings: list[Finding], evidence: Evidence) -> str:

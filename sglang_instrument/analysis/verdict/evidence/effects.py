@@ -16,6 +16,8 @@ from sglang_instrument.analysis.verdict.evidence.slopes import median_slope, rea
 SPREADS: Final = 6.0  # robust standard deviations above which a value is out of the ordinary
 FEWEST_STEPS: Final = 4  # with fewer steps, the spread between steps cannot be estimated
 _TIMES_OF_FEW: Final = 1.5  # times the next slowest step, where there are just three
+_TIMES_ALWAYS: Final = 1.5  # times its peers, of a worker that is always slow
+_MOST_STEPS: Final = 0.75  # of its steps
 _FEWEST_OF_A_TREND: Final = 6
 _CHANCE_OF_A_TREND: Final = 1e-3
 _LEAST_TREND: Final = 1.15  # times as much at the end as at the begin
@@ -137,7 +139,24 @@ def slow_workers(groups: pl.DataFrame, limits: Limits) -> pl.DataFrame:
     off = peers.select(pl.col("value") - pl.col("value").median().over(STEP)).to_series()
     peers = peers.with_columns(excess=pl.col("value") - shared)
     spread = robust_spread(off, limits.spread)
-    return peers.filter(pl.col("excess") > max(SPREADS * spread, math.log(limits.times)))
+    usual = peers.filter(pl.col("excess") > max(SPREADS * spread, math.log(limits.times)))
+    return pl.concat([usual, _always_slow(peers, limits).join(usual, on=[*STEP, "worker"], how="anti")])
+
+
+def _always_slow(peers: pl.DataFrame, limits: Limits) -> pl.DataFrame:
+    """Return the steps of workers that are slow in most steps, by how their own distance varies.
+
+    Of two workers, one of which is always slow, both are as far from their middle, and all distances are
+    large: their spread tells nothing. How a worker's distance changes from step to step does.
+    """
+    steps = pl.len().over("validate", "worker")
+    known = peers.filter(steps >= FEWEST_STEPS).sort("worker", *STEP)
+    changes = known.select(pl.col("excess").diff().over("validate", "worker")).to_series().drop_nulls()
+    spread = robust_spread(changes / math.sqrt(2), limits.spread)
+    excess, apart = pl.col("excess"), math.log(_TIMES_ALWAYS)
+    least = pl.max_horizontal(SPREADS * spread / pl.len().cast(pl.Float64).sqrt(), pl.lit(apart))
+    always = ((excess.median() > least) & ((excess > 0).mean() >= _MOST_STEPS)).over("validate", "worker")
+    return known.filter(always & (excess > apart)).select(peers.columns)
 
 
 def robust_spread(offsets: pl.Series, least: float) -> float:

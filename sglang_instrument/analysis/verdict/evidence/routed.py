@@ -54,13 +54,25 @@ def lost_by(evidence: Evidence, late: pl.DataFrame) -> tuple[float, pl.DataFrame
     late = late.drop_nulls("excess_sec")
     if late.is_empty():
         return None
-    lost = evidence.worth(evidence.lost_in_requests(late))
-    if lost.is_empty():
-        return None
+    lost, calls = lost_in_calls(evidence, late)
+    lost = evidence.worth(lost)
+    return None if lost.is_empty() else (float(lost["lost_sec"].sum()), calls)
+
+
+def lost_in_calls(evidence: Evidence, late: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return what each step lost by late calls, and the time of calls that this explains.
+
+    Args:
+        evidence: The evidence.
+        late: Engine calls with `excess_sec`.
+
+    Returns:
+        step, validate, lost_sec; and row, excess_sec of `evidence.calls`.
+    """
     delays = late.select(*STEP_OF_WORKER, "request_id", "turn", "excess_sec")
     engine = evidence.calls.filter(kind="engine").drop("excess_sec", strict=False)
     calls = engine.join(delays, on=[*STEP_OF_WORKER, "request_id", "turn"], maintain_order="left")
-    return float(lost["lost_sec"].sum()), calls
+    return evidence.lost_in_requests(late), calls
 
 
 def missing_tokens(again: pl.DataFrame) -> int:

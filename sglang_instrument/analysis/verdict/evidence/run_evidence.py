@@ -28,6 +28,7 @@ LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
 OF_STEP: Final = 0.05  # nor is a smaller share of the step
 _OF_DETECTORS: Final = ("blocked loop",)  # parts that have a detector of their own
 _LATE: Final = "late start"
+_ABORT: Final = "abort"  # why a request ended that its trainer did not need
 
 
 @dataclass
@@ -182,7 +183,7 @@ class Evidence:
         """
         if excess.is_empty():  # as in most runs
             return excess.select(*STEP_OF_WORKER, "excess_sec")
-        ends = self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi")
+        ends = _uncut(self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi"))
         by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
         ends = ends.select(*STEP_OF_WORKER, "request_id", "end_us").join(
             by_request, on=[*STEP_OF_WORKER, "request_id"], how="left"
@@ -239,3 +240,9 @@ class Evidence:
         of_step = lost.join(took, on=STEP, how="left", maintain_order="left")
         least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
         return of_step.filter(pl.col("lost_sec") > least).drop("took_sec")
+
+
+def _uncut(requests: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that nobody aborted, for whose end nobody waits; all, where there are no others."""
+    aborted = (pl.col("finish_reason") == _ABORT).fill_null(value=False)
+    return requests.filter(~aborted | aborted.all().over(STEP_OF_WORKER))

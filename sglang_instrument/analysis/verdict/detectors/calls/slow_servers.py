@@ -1,0 +1,214 @@
+"""Find servers that were slow beside the others: in decoding, in prefills, on the way, in their queue."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.ledger.intervals import sec_between
+from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.detector import (
+    Explained,
+    Findings,
+    NamedCause,
+    Precedence,
+    detector,
+)
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.evidence.routed import lost_in_calls
+from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
+from sglang_instrument.analysis.verdict.evidence.server_parts import (
+    FLOOR_SEC,
+    PARTS,
+    server_cells,
+    server_parts,
+    slow_cells,
+)
+
+_NOT_PLANTED: Final = "the simulator has no router; `sglang_instrument.testing.world` plants it"
+_LOOK: Final = "`servers LOGS{step} --over-time`"
+SLOW_SERVER: Final = NamedCause(
+    "slow-server",
+    "step, run",
+    "a server behind a router took [longer than the others](#servers-and-their-caches) for the same work: a "
+    "token at that many calls at once, a prefill, its tokenizer, or the way to it",
+    f"look at that server's machine (clock, other processes, network) and settings: {_LOOK}",
+    not_planted=_NOT_PLANTED,
+)
+QUEUE: Final = NamedCause(
+    "queue",
+    "step, run",
+    "calls [queued](#servers-and-their-caches) far longer at one server than at the others, and no slow "
+    "decode or prefill of it explains that",
+    "look at what limits its running requests: `max_running_requests`, its key-value cache, its retractions; "
+    f"{_LOOK}",
+    not_planted=_NOT_PLANTED,
+)
+_MOST: Final = 0.5  # of a server's steps: then the finding is of the run
+_WORDS: Final = {
+    "decode": "decoded {times:.1f} times as long a token as the other servers at that load",
+    "prefill": "took {times:.1f} times as long for a prefill as the other servers",
+    "network": "was {times:.1f} times as far away as the other servers, {sec} a call",
+    "tokenizer": "took {times:.1f} times as long outside of its scheduler as the other servers, {sec} a call",
+    "queue": "let its calls queue {times:.1f} times as long as the other servers, {sec} a call",
+}
+
+
+@detector(SLOW_SERVER, QUEUE, precedence=Precedence.SERVER)
+def find_slow_servers(evidence: Evidence) -> Findings:
+    """Yield a finding for each server that was slow, of a step, or of the run where it was in most steps.
+
+    Of the parts that were slow at a server, the first in the order of cause and consequence is named, unless
+    another cost several times as much.
+    """
+    calls = _routed(server_parts(evidence))
+    if calls.is_empty():
+        return
+    cells = {part: server_cells(calls, part) for part in PARTS}
+    slow = {part: slow_cells(table, part) for part, table in cells.items()}
+    names = sorted({name for table in slow.values() if not table.is_empty() for name in table["server"]})
+    for server in names:
+        of_server = {
+            part: table.filter(server=server) for part, table in slow.items() if not table.is_empty()
+        }
+        yield from _of_server(evidence, calls, cells, {p: t for p, t in of_server.items() if len(t)}, server)
+
+
+def _routed(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of workers that use several servers."""
+    if calls.is_empty():
+        return calls
+    return calls.filter(pl.col("server").n_unique().over("worker") > 1)
+
+
+def _of_server(
+    evidence: Evidence,
+    calls: pl.DataFrame,
+    cells: dict[str, pl.DataFrame],
+    slow: dict[str, pl.DataFrame],
+    server: str,
+) -> Iterator[Explained]:
+    mine = calls.filter(server=server)
+    late = {part: _excess(mine, table, part) for part, table in slow.items()}
+    total = {part: float(table["excess_sec"].sum()) for part, table in late.items()}
+    part = _first_cause(total)
+    explained = [
+        table for name, table in late.items() if name == part or PARTS.index(name) > PARTS.index(part)
+    ]
+    delays = pl.concat([table.select(*_CALL, "excess_sec") for table in explained])
+    delays = delays.group_by(_CALL, maintain_order=True).agg(pl.col("excess_sec").sum())
+    steps = slow[part].select(STEP)
+    lost, rows = lost_in_calls(evidence, delays)
+    lost = _at_least(lost, _lost_in_flow(evidence, calls, delays)).join(steps, on=STEP, how="semi")
+    took = evidence.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
+    lost = lost.join(took, on=STEP).filter(
+        pl.col("lost_sec") > pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
+    )
+    if lost.is_empty():
+        return
+    of_part = cells[part].filter(server=server)
+    several = len(lost) > 1 and len(slow[part]) > _MOST * len(of_part)
+    for number, row in enumerate(lost.sort("lost_sec", descending=True).iter_rows(named=True)):
+        if several and number:
+            return
+        here = slow[part] if several else slow[part].filter(step=row["step"], validate=row["validate"])
+        lost_sec = float(lost["lost_sec"].mean()) if several else row["lost_sec"]  # type: ignore[arg-type]
+        finding = _finding(server, part, here, of_part, row, lost_sec, len(lost) if several else 0)
+        in_step = (
+            rows if several else rows.join(pl.DataFrame([{k: row[k] for k in STEP}]), on=STEP, how="semi")
+        )
+        yield Explained(finding, in_step)
+
+
+_CALL: Final = ["step", "validate", "worker", "request_id", "turn"]
+
+
+def _lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) -> pl.DataFrame:
+    """Return what steps lost that do not wait for their last request: those aborted, and those that overlap.
+
+    There requests flow, and no single one decides: a step takes as long as its calls together, over how many
+    of them are in flight at once (Little's law).
+    """
+    windows = evidence.windows.with_columns(
+        took_sec=sec_between("begin_us", "done_us"),
+        overlaps=(pl.col("begin_us").shift(-1) < pl.col("done_us")).fill_null(value=False)
+        | (pl.col("begin_us") < pl.col("done_us").shift(1)).fill_null(value=False),
+    )
+    aborted = evidence.digest.requests.filter(finish_reason="abort").select(STEP).unique()
+    aborted = aborted.with_columns(aborts=pl.lit(value=True))
+    flows = windows.join(aborted, on=STEP, how="left").filter(
+        pl.col("overlaps") | pl.col("aborts").fill_null(value=False)
+    )
+    spent = calls.group_by(STEP).agg(spent_sec=pl.col("call_sec").sum())
+    late = delays.group_by(STEP).agg(late_sec=pl.col("excess_sec").sum())
+    joined = flows.join(spent, on=STEP).join(late, on=STEP).filter(pl.col("spent_sec") > 0)
+    share = (pl.col("late_sec") / pl.col("spent_sec")).clip(upper_bound=1.0)
+    return joined.select(*STEP, lost_sec=share * pl.col("took_sec"))
+
+
+def _at_least(lost: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
+    """Return what each step lost, by the estimate that is larger."""
+    both = pl.concat([lost.select(*STEP, "lost_sec"), other.select(*STEP, "lost_sec")])
+    return both.group_by(STEP).agg(pl.col("lost_sec").max()).sort(STEP)
+
+
+def _first_cause(total: dict[str, float]) -> str:
+    """Return the part to name: causes before consequences, unless these are much larger by themselves."""
+    ordered = sorted(total, key=PARTS.index)
+    best = ordered[0]
+    for part in ordered[1:]:
+        independent = part != "queue"
+        if total[part] > (1.0 if independent else 4.0) * total[best]:
+            best = part
+    return best
+
+
+def _excess(mine: pl.DataFrame, table: pl.DataFrame, part: str) -> pl.DataFrame:
+    """Return by how much each call of a server took longer than at the others, where it did."""
+    slow = mine.join(table.select(*STEP, "off"), on=STEP, maintain_order="left")
+    sec, floor = pl.col(f"{part}_sec"), FLOOR_SEC[part]
+    share = 1 - (-pl.col("off")).exp()
+    if part == "decode":
+        excess = sec * share
+    else:
+        mean = (sec.mean().over(STEP) + floor) * share
+        excess = sec * (mean / sec.mean().over(STEP)).clip(upper_bound=1.0)
+    return slow.with_columns(excess_sec=excess.clip(lower_bound=0.0)).filter(pl.col("excess_sec") > 0)
+
+
+def _finding(
+    server: str,
+    part: str,
+    slow: pl.DataFrame,
+    cells: pl.DataFrame,
+    row: dict[str, Any],
+    lost_sec: float,
+    steps: int,
+) -> Finding:
+    off: Any = slow["off"].median()
+    mean_sec: Any = slow["mean_sec"].mean()
+    times = math.exp(off)
+    words = _WORDS[part].format(times=times, sec=seconds(mean_sec))
+    where = f"in {len(slow)} of {len(cells)} steps" if steps else step_name(row["step"], row["validate"])
+    begin = f"{server} {words}, {where}" if steps else f"{where}: {server} {words}"
+    lost = f"{seconds(lost_sec)} lost{' a step' if steps else ''}"
+    numbers = {
+        "server": server,
+        "part": part,
+        "times": times,
+        "mean_sec": mean_sec,
+        "servers": slow["peers"][0] + 1,
+    }
+    if steps:
+        numbers["steps"] = steps
+    place = {} if steps else {"step": row["step"], "validate": row["validate"]}
+    return Finding(
+        QUEUE.name if part == "queue" else SLOW_SERVER.name,
+        "run" if steps else "step",
+        lost_sec,
+        f"{begin}; {lost}",
+        **place,
+        event=part,
+        evidence=numbers,
+    )

@@ -1,0 +1,174 @@
+"""Split calls by what their server did: its way, its tokenizer, its queue, its prefill, its decode.
+
+A server is compared with the other servers in the same step, so that what all of them share is no fault of
+one, and with its own other steps, so that what it always does tells how far chance goes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
+from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+
+#: The parts of a call that its server decides, causes before consequences: a slow decode makes a queue.
+PARTS: Final = ("decode", "prefill", "network", "tokenizer", "queue")
+#: From how many times as long as at the other servers on a part is out of the ordinary.
+TIMES: Final = {"decode": 1.25, "prefill": 2.0, "network": 2.0, "tokenizer": 2.0, "queue": 2.0}
+#: Seconds a call below which differences are nothing: added to both sides of a ratio.
+FLOOR_SEC: Final = {"decode": 0.0, "prefill": 0.02, "network": 0.05, "tokenizer": 0.05, "queue": 0.1}
+_SPREADS: Final = {
+    "decode": 4.0
+}  # of the load that was fitted, so the ratio varies little; 6 for other parts
+_LEAST_SPREAD: Final = 0.03
+_FEWEST: Final = 5  # calls of a server in a step
+_FEWEST_TOKENS: Final = 8  # of a reply, for its decode to be timed
+_ROUNDS: Final = 8  # of fitting, each without what was far off
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def server_parts(evidence: Evidence) -> pl.DataFrame:
+    """Return the calls of a run with what each part took, and what it usually takes in this run.
+
+    Returns:
+        The columns of `Evidence.served`; for each part of `PARTS` `PART_sec`, and `decode_usual_sec`: what so
+        many tokens take with so many calls at once, without the prefills of other calls meanwhile, by a fit
+        to all calls. Empty where the servers did not log.
+    """
+    if evidence.run is None or evidence.served.is_empty():
+        return pl.DataFrame()
+    inside = cached_engine_requests(evidence.run).select(
+        "rid", "duration_sec", "retracted_sec", served_us="start_us"
+    )
+    calls = evidence.served.join(inside, on="rid", maintain_order="left")
+    calls = calls.drop_nulls(["server", "queue_sec", "prefill_sec", "decode_sec", "duration_sec", "call_sec"])
+    if calls["server"].n_unique() < 2:
+        return pl.DataFrame()
+    spent = pl.sum_horizontal(
+        "queue_sec", "prefill_sec", "decode_sec", pl.col("retracted_sec").fill_null(0.0)
+    )
+    calls = calls.with_columns(
+        network_sec=(pl.col("call_sec") - pl.col("duration_sec")).clip(lower_bound=0.0),
+        tokenizer_sec=(pl.col("duration_sec") - spent).clip(lower_bound=0.0),
+    )
+    return _with_usual_decode(calls)
+
+
+def _with_usual_decode(calls: pl.DataFrame) -> pl.DataFrame:
+    parts = [_with_load(part) for part in calls.partition_by("server", maintain_order=True)]
+    calls = pl.concat(parts)
+    tokens = (pl.col("completion_tokens") - 1).clip(lower_bound=0)
+    calls = calls.with_columns(decode_sec=pl.col("decode_sec") - pl.col("held_sec"), tokens=tokens)
+    timed = calls.filter((pl.col("tokens") >= _FEWEST_TOKENS) & (pl.col("decode_sec") > 0))
+    constant, slope = _fit(
+        timed["tokens"].to_numpy(), timed["at_once"].to_numpy(), timed["decode_sec"].to_numpy()
+    )
+    usual = pl.col("tokens") * (constant + slope * pl.col("at_once"))
+    return calls.with_columns(decode_usual_sec=usual)
+
+
+def _with_load(calls: pl.DataFrame) -> pl.DataFrame:
+    """Add to the calls of a server how many decoded beside each, and how long other prefills held it up."""
+    first = calls["served_us"].to_numpy() / 1e6 + calls["tokenizer_sec"].to_numpy()
+    admitted = first + calls["queue_sec"].to_numpy()
+    first = admitted + calls["prefill_sec"].to_numpy()
+    end = first + calls["decode_sec"].to_numpy()
+    sec = np.maximum(end - first, 1e-9)
+    running = _integral(first, end)
+    prefilling = _integral(admitted, first, union=True)
+    at_once = (running(end) - running(first)) / sec
+    held = np.minimum(prefilling(end) - prefilling(first), 0.9 * sec)
+    return calls.with_columns(at_once=pl.Series(at_once), held_sec=pl.Series(np.maximum(held, 0.0)))
+
+
+def _integral(begin: Array, end: Array, union: bool = False) -> Any:
+    """Return the function of time that adds up how many spans are open; with `union`, whether any is."""
+    times = np.concatenate([begin, end])
+    change = np.concatenate([np.ones(len(begin)), -np.ones(len(end))])
+    order = np.argsort(times, kind="stable")
+    times, count = times[order], np.cumsum(change[order])
+    if union:
+        count = (count > 0.5).astype(float)
+    total = np.concatenate([[0.0], np.cumsum(count[:-1] * np.diff(times))])
+    return lambda moments: np.interp(moments, times, total)
+
+
+def _fit(tokens: Array, at_once: Array, sec: Array) -> tuple[float, float]:
+    """Return seconds a token, and the same for each call at once, without the calls that are far off."""
+    if len(sec) == 0:
+        return 0.0, 0.0
+    rate = sec / tokens
+    keep = np.ones(len(rate), dtype=bool)
+    constant, slope = float(np.median(rate)), 0.0
+    for _ in range(_ROUNDS):
+        weights = np.sqrt(tokens[keep])
+        columns = np.stack([np.ones(keep.sum()), at_once[keep]], axis=1) * weights[:, None]
+        (constant, slope), *_ = np.linalg.lstsq(columns, rate[keep] * weights, rcond=None)
+        if slope < 0 or constant < 0:
+            constant, slope = float(np.median(rate[keep])), 0.0
+        off = np.abs(np.log(rate / np.maximum(constant + slope * at_once, 1e-9)))
+        middle = float(np.median(off[keep]))
+        keep = off <= max(0.1, 3.0 * 1.4826 * middle)
+        if keep.sum() < _FEWEST:
+            break
+    return float(constant), float(slope)
+
+
+def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
+    """Return how each server was in each step, for one part, beside the others.
+
+    Args:
+        calls: As `server_parts` returns them.
+        part: One of `PARTS`.
+
+    Returns:
+        step, validate, server; mean_sec: of a call; off: the logarithm of how many times as long as at the
+        other servers of the step (their median) the part took; spread: of `off` about its server's
+        middle, or from step to step, whichever is smaller; peers: how many other servers.
+    """
+    floor = FLOOR_SEC[part]
+    if part == "decode":
+        calls = calls.filter((pl.col("tokens") >= _FEWEST_TOKENS) & (pl.col("decode_usual_sec") > 0))
+        value = (pl.col("decode_sec").sum() / pl.col("decode_usual_sec").sum()).log()
+    else:
+        value = (pl.col(f"{part}_sec").mean() + floor).log()
+    cells = (
+        calls.group_by(*STEP, "server")
+        .agg(value=value, mean_sec=pl.col(f"{part}_sec").mean(), calls=pl.len())
+        .filter(pl.col("calls") >= _FEWEST)
+        .sort(*STEP, "server")
+    )
+    rows: list[dict[str, Any]] = []
+    for _, of_step in cells.group_by(STEP, maintain_order=True):
+        values = of_step["value"].to_list()
+        for place, row in enumerate(of_step.iter_rows(named=True)):
+            others = values[:place] + values[place + 1 :]
+            if others:
+                rows.append({**row, "off": row["value"] - float(np.median(others)), "peers": len(others)})
+    if not rows:
+        return pl.DataFrame()
+    table = pl.DataFrame(rows)
+    changes = table.select(pl.col("off").diff().over("validate", "server")).to_series().drop_nulls()
+    around = table.select(pl.col("off") - pl.col("off").median().over("validate", "server")).to_series()
+    # A server that is slow in one step changes twice; one that is slow from a step on is far from its middle.
+    spread = min(robust_spread(changes / math.sqrt(2), _LEAST_SPREAD), robust_spread(around, _LEAST_SPREAD))
+    return table.with_columns(spread=pl.lit(spread))
+
+
+def slow_cells(cells: pl.DataFrame, part: str) -> pl.DataFrame:
+    """Return the servers and steps in which a part took far longer than at the other servers."""
+    if cells.is_empty():
+        return cells
+    least = pl.max_horizontal(
+        _SPREADS.get(part, SPREADS) * pl.col("spread"), pl.lit(float(np.log(TIMES[part])))
+    )
+    return cells.filter(pl.col("off") > least)

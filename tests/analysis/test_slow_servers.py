@@ -1,0 +1,78 @@
+"""A slow server behind a router is named, by what of it is slow; no worker and no healthy server is."""
+
+from dataclasses import replace
+
+import pytest
+from worlds import small_shape
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.verdict.verdict import findings_of
+from sglang_instrument.testing.world.faults import FAULTS
+from sglang_instrument.testing.world.faults.fault import WorldFault
+from sglang_instrument.testing.world.play import play, walls, write_world
+from sglang_instrument.testing.world.rollout.shape import OVERSAMPLED, OWN, ROUTED, draw_shape
+
+
+def even(family, seed=1, **fields):
+    """Return a world whose machines are equally fast."""
+    shape = replace(draw_shape(family, seed), steps=5, **fields)
+    return replace(shape, machine_speed=(1.0,) * shape.servers)
+
+
+def found(shape, folder, name=None, size=2):
+    """Return the findings of a world, with its fault."""
+    if name is None:
+        write_world(folder, play(shape))
+        return findings_of(open_run(folder, cached=False), over=True), None
+    shape = FAULTS[name].needs(shape)
+    fault = WorldFault(name, FAULTS[name], FAULTS[name].sizes[size], shape, walls(play(shape)))
+    write_world(folder, play(shape, [fault]))
+    return findings_of(open_run(folder, cached=False), over=True), fault
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "part"),
+    [
+        ("server: slow decode", "slow-server", "decode"),
+        ("server: slow decode in a step", "slow-server", "decode"),
+        ("server: throttled", "slow-server", "decode"),
+        ("server: slow prefill", "slow-server", "prefill"),
+        ("server: slow network", "slow-server", "network"),
+        ("server: small limit", "queue", "queue"),
+    ],
+)
+def test_a_slow_server_is_the_first_finding(name, cause, part, tmp_path):
+    findings, fault = found(even(ROUTED), tmp_path, name)
+    first = findings[0]
+    assert (first.cause, first.event) == (cause, part), first
+    assert first.evidence["server"].endswith(str(fault.server))
+    assert first.worker is None
+    assert first.step in (None, *fault.steps)
+    assert all(
+        finding.worker is None
+        for finding in findings
+        if finding.event == "engine" and finding.cause == "engine"
+    )
+
+
+def test_a_slow_server_is_named_where_what_is_left_is_aborted(tmp_path):
+    findings, fault = found(even(OVERSAMPLED, seed=2), tmp_path, "server: slow decode in a step")
+    assert findings[0].cause == "slow-server"
+    assert findings[0].evidence["server"] == f"server_{fault.server}"
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_healthy_servers_are_not_named(seed, tmp_path):
+    findings, _ = found(even(ROUTED, seed=seed), tmp_path)
+    assert [finding for finding in findings if finding.cause in ("slow-server", "queue")] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("engine: slow decode", "engine"), ("worker: slow tools", "tool")]
+)
+def test_one_of_two_workers_that_is_always_slow_is_named(name, cause, tmp_path):
+    shape = small_shape(OWN, 1)
+    assert shape.workers == 2
+    findings, fault = found(replace(shape, groups=2 * shape.groups, steps=6), tmp_path, name)
+    assert findings[0].cause == cause
+    assert findings[0].worker == fault.truth.worker
