@@ -220,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _second(args: argparse.Namespace, console: Console) -> bool:
-    """Make the worlds of servers behind routers, print what was found, and return whether their bounds hold."""
+    """Make the worlds of servers behind routers, print what was found; return whether their bounds hold."""
     jobs = world_jobs(args.only, 1, 1 if args.quick else 3, args.clean_seeds, args.clean_seeds, hidden=False)
     results = results_of(run_world, jobs, args.jobs)
     holds = print_worlds(results, console)

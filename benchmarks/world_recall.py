@@ -148,7 +148,7 @@ def accuses(finding: Finding) -> bool:
     return finding.lost_sec > 0 and any(place is not None for place in places)
 
 
-def told(finding: Finding) -> str:
+def in_words(finding: Finding) -> str:
     """Return a finding in few words."""
     server = f", server {server_of(finding)}" if server_of(finding) is not None else ""
     place = f"step {finding.step}, worker {finding.worker}{server}, {finding.event}"
@@ -175,7 +175,7 @@ def run_world(job: WorldJob) -> WorldResult:
         findings = found_in(write_world(Path(folder) / "run", stage))
     right = [[is_right(finding, fault.truth, job.family) for finding in findings] for fault in faults]
     first = bool(findings) and any(of_fault[0] for of_fault in right)
-    return WorldResult(job, costs, first, tuple(map(any, right)), [told(finding) for finding in findings])
+    return WorldResult(job, costs, first, tuple(map(any, right)), [in_words(finding) for finding in findings])
 
 
 def found_in(folder: Path) -> list[Finding]:
@@ -192,7 +192,7 @@ def _clean(job: WorldJob, shape: WorldShape) -> WorldResult:
         findings = found_in(write_world(Path(folder) / "run", play(shape)))
     accused = [finding for finding in findings if accuses(finding)]
     drawn = bool(accused) and all(finding.evidence.get("drawn", False) for finding in accused)
-    return WorldResult(job, (), not accused, (), [told(finding) for finding in accused], drawn)
+    return WorldResult(job, (), not accused, (), [in_words(finding) for finding in accused], drawn)
 
 
 def world_jobs(only: str, seeds: int, sizes: int, clean: int, pairs: int, hidden: bool) -> list[WorldJob]:
@@ -222,11 +222,11 @@ def _pairs(first: int, pairs: int, hidden: bool) -> Iterator[WorldJob]:
     random = Random(f"pairs/{first}")
     for number in range(pairs):
         while True:
-            one, other = random.sample(sorted(FAULTS), 2)
-            families = set(FAULTS[one].families) & set(FAULTS[other].families)
-            if families and not FAULTS[one].parts & FAULTS[other].parts:
+            first_name, other = random.sample(sorted(FAULTS), 2)
+            families = set(FAULTS[first_name].families) & set(FAULTS[other].families)
+            if families and not FAULTS[first_name].parts & FAULTS[other].parts:
                 break
-        yield WorldJob(random.choice(sorted(families)), first + number, ((one, 2), (other, 2)), hidden)
+        yield WorldJob(random.choice(sorted(families)), first + number, ((first_name, 2), (other, 2)), hidden)
 
 
 def print_worlds(results: Sequence[WorldResult], console: Console) -> bool:

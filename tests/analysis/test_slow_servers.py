@@ -19,7 +19,7 @@ def even(family, seed=1, **fields):
     return replace(shape, machine_speed=(1.0,) * shape.servers)
 
 
-def found(shape, folder, name=None, size=2):
+def world_findings(shape, folder, name=None, size=2):
     """Return the findings of a world, with its fault."""
     if name is None:
         write_world(folder, play(shape))
@@ -42,7 +42,7 @@ def found(shape, folder, name=None, size=2):
     ],
 )
 def test_a_slow_server_is_the_first_finding(name, cause, part, tmp_path):
-    findings, fault = found(even(ROUTED), tmp_path, name)
+    findings, fault = world_findings(even(ROUTED), tmp_path, name)
     first = findings[0]
     assert (first.cause, first.event) == (cause, part), first
     assert first.evidence["server"].endswith(str(fault.server))
@@ -56,14 +56,14 @@ def test_a_slow_server_is_the_first_finding(name, cause, part, tmp_path):
 
 
 def test_a_slow_server_is_named_where_what_is_left_is_aborted(tmp_path):
-    findings, fault = found(even(OVERSAMPLED, seed=2), tmp_path, "server: slow decode in a step")
+    findings, fault = world_findings(even(OVERSAMPLED, seed=2), tmp_path, "server: slow decode in a step")
     assert findings[0].cause == "slow-server"
     assert findings[0].evidence["server"] == f"server_{fault.server}"
 
 
 @pytest.mark.parametrize("seed", [1, 4])
 def test_healthy_servers_are_not_named(seed, tmp_path):
-    findings, _ = found(even(ROUTED, seed=seed), tmp_path)
+    findings, _ = world_findings(even(ROUTED, seed=seed), tmp_path)
     assert [finding for finding in findings if finding.cause in ("slow-server", "queue")] == []
 
 
@@ -73,6 +73,6 @@ def test_healthy_servers_are_not_named(seed, tmp_path):
 def test_one_of_two_workers_that_is_always_slow_is_named(name, cause, tmp_path):
     shape = small_shape(OWN, 1)
     assert shape.workers == 2
-    findings, fault = found(replace(shape, groups=2 * shape.groups, steps=6), tmp_path, name)
+    findings, fault = world_findings(replace(shape, groups=2 * shape.groups, steps=6), tmp_path, name)
     assert findings[0].cause == cause
     assert findings[0].worker == fault.truth.worker

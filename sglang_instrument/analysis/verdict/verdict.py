@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 _ENDINGS: Final = ("hang", "death")
+_SYMPTOMS: Final = ("trainer-waits", "rollout-waits")
 _FAR: Final = 1.3  # times the median step
 _FEWEST: Final = 4  # steps of workers; with fewer there is too little to compare
 _FEWEST_TO_JUDGE: Final = 3  # steps; with fewer, no detector compares them
@@ -138,7 +139,7 @@ def in_order_of_weight(findings: Iterable[Finding]) -> list[Finding]:
     ordered = list(findings)
     endings = [finding for finding in ordered if finding.cause in _ENDINGS]
     rest = [finding for finding in ordered if finding.cause not in _ENDINGS]
-    return [*endings, *sorted(rest, key=lambda finding: (_is_drawn(finding), -_lost_in_all(finding)))]
+    return [*endings, *sorted(rest, key=_weight)]
 
 
 def _has_cost(finding: Finding) -> bool:
@@ -149,6 +150,11 @@ def _has_cost(finding: Finding) -> bool:
 def _is_drawn(finding: Finding) -> bool:
     """Return whether it tells of replies that chance made long, which are no fault."""
     return bool(finding.evidence.get("drawn", False))
+
+
+def _weight(finding: Finding) -> tuple[bool, bool, float]:
+    """Return what findings are sorted by: causes come before their symptom, that a side of the loop waits."""
+    return _is_drawn(finding), finding.cause in _SYMPTOMS, -_lost_in_all(finding)
 
 
 def _lost_in_all(finding: Finding) -> float:
