@@ -5,6 +5,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.asynchronous.fates import logs_consumption
+from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
@@ -34,7 +35,8 @@ def find_late_rewards(evidence: Evidence) -> Findings:
     waited = rewards.group_by(STEP_OF_WORKER).agg(sec=late_sec.clip(lower_bound=0.0).sum())
     waited = waited.group_by(STEP).agg(pl.col("sec").max())  # workers wait beside each other
     steps = evidence.windows.join(complete, on=STEP, how="semi")
-    sec, wall = float(waited["sec"].sum()), float(steps["wall_sec"].sum())
+    steps = steps.select(took_sec=sec_between("begin_us", "done_us"))
+    sec, wall = float(waited["sec"].sum()), float(steps["took_sec"].sum())
     if not sec or sec < LEAST_SEC * len(steps) or sec < OF_STEP * wall:
         return
     scored = evidence.digest.requests.filter(pl.col("reward_sec") > 0)

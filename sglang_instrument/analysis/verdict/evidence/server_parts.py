@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
 
