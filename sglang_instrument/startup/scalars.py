@@ -24,6 +24,10 @@ _MOST_STEPS: Final = 256  # kept in memory; a tracker asks for the last ones
 _PIECE_BYTES: Final = 256 * 1024
 _SILENT_STEPS: Final = 4  # this many steps without any numbers, and
 _SILENT_SEC: Final = 60.0  # so many seconds, are no delay any more
+_LEFT_OUT: Final = (
+    "the numbers of a step were known after the trainer had logged a later one, and no tracker here takes "
+    "earlier steps: they are left out of the tracker, and status() counts such steps"
+)
 _LATE_AT_ONCE: Final = 2  # late steps in one call of the trainer: a tracker may ask a server for each
 
 Key = TypeVar("Key")
@@ -101,6 +105,8 @@ class Scalars:
                 del self._late[past_step]
                 _keep(self._given, past_step, None)
         for past_step, late_numbers in late:
+            if not backends:
+                notice("scalars: late", f"{_LEFT_OUT}; {self._folder}/live/scalars.jsonl has them")
             _log_late(late_numbers, past_step, backends)
         return data
 

@@ -172,6 +172,18 @@ def test_a_step_that_is_late_is_logged_under_its_own_number_with_the_next_call(t
     assert len(board.calls) == 2
 
 
+def test_steps_whose_numbers_no_tracker_takes_any_more_are_said_once_and_counted(tmp_path, known):
+    for step in (1, 2):
+        known.along({}, step, {})
+        tell(tmp_path, step, step_sec=1.0)
+        has(known, step)
+    assert known.along({}, 3, {}) == {}
+    [said] = notices.noticed()
+    assert "no tracker here takes earlier steps" in said["notice"]
+    assert said["times"] == 2
+    assert known.of(1) == {"rollout/step_sec": 1.0}, "scalars(step) has them"
+
+
 def test_a_tracker_that_raises_costs_no_other_and_training_sees_nothing(tmp_path, known):
     board = Board()
     known.along({}, 1, {})
