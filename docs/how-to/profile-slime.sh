@@ -40,4 +40,4 @@ router=$(sed 's/.*--router-url \([^ ;]*\).*/\1/' <<<"$said")
 sglang-instrument profile capture --router-url "$router" --output-dir "$folder/traces" \
   --requests "${REQUESTS:-8}" --num-steps "${STEPS:-20}"
 end_job
-sglang-instrument trace analyze "$folder/traces"
+sglang-instrument trace "$folder/traces"

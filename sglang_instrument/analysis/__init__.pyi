@@ -43,6 +43,7 @@ from sglang_instrument.analysis.answers.turns import tool_table as tool_table
 from sglang_instrument.analysis.answers.turns import turn_counts as turn_counts
 from sglang_instrument.analysis.answers.turns import turn_durations as turn_durations
 from sglang_instrument.analysis.answers.turns import turn_table as turn_table
+from sglang_instrument.analysis.answers.unbound_calls import unbound_calls as unbound_calls
 from sglang_instrument.analysis.answers.unfinished import sightings as sightings
 from sglang_instrument.analysis.answers.unfinished import unended_spans as unended_spans
 from sglang_instrument.analysis.answers.unfinished import (

@@ -47,13 +47,14 @@ def ask(python: str) -> dict[str, Any] | None:
     import subprocess
 
     code = """if True:
-        import importlib.util as util, json, sys
+        import importlib.util as util, json, os, sys
         version = None
         if util.find_spec("sglang_instrument"):
             import sglang_instrument
             version = sglang_instrument.__version__
         hook = "sglang_instrument.startup.python_startup" in sys.modules
-        print(json.dumps({"version": version, "hook": hook, "pip": util.find_spec("pip") is not None}))
+        facts = {"version": version, "hook": hook, "pip": util.find_spec("pip") is not None}
+        os.write(1, json.dumps(facts).encode())
     """
     try:
         done = subprocess.run([python, "-c", code], check=True, capture_output=True, timeout=60)  # noqa: S603 - an actor's

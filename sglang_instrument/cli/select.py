@@ -13,7 +13,7 @@ from sglang_instrument.analysis.existing import existing_numbers
 from sglang_instrument.cli.plain import say
 from sglang_instrument.plain_text import listed
 
-LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT, or another log: `help logs`"
+LOGS_HELP: Final = "logs/EXPERIMENT, or another log: see `help logs`"
 _MOST_NAMED: Final = 4
 STEP_HELP: Final = "only this step, or these: 60-67; repeatable"
 

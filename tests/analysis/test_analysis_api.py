@@ -219,6 +219,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "deaths": lambda run: [
                 asdict(finding) for finding in a.findings_of(run) if finding.cause == "death"
             ],
+            "unbound": lambda run: a.unbound_calls(run).sentences,
         },
     ),
     "sql": ([REQUESTS], {"rows": lambda run: run.sql(REQUESTS).to_dicts()}),

@@ -75,7 +75,8 @@ def test_the_turns_and_lengths_of_the_script_are_full(logs: Path, capsys: pytest
     assert [row["tool_sec"] > 0 for row in in_step] == [True, True, False]
     assert all(row["engine_sec"] > 0 and row["response_tokens"] > 0 for row in in_step)
     assert [(row["turns"], row["requests"]) for row in turns["counts"]] == [(1, 6), (2, 6), (3, 4)]
-    assert {(row["tool"], row["count"]) for row in turns["tools"]} == {("search", 14), ("calculator", 14)}
+    counts = {(row["event"], row["tool"]): row["count"] for row in turns["tools"]}
+    assert counts == {("tool", "search"): 14, ("tool", "calculator"): 14, ("reward", None): 16}
     lengths = answer(capsys, "lengths", logs)
     assert [(row["requests"], row["reward"]) for row in lengths["lengths"]] == [(8, 0.625)] * 2
     assert sum(row["requests"] for row in lengths["rewards"]) == 16

@@ -291,7 +291,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_nearest_names(
         "gsm8k_600": "did you mean logs/gsm8k_600?",
         "nowhere": "there are: opened, reached, logs/gsm8k_600, logs/math_2k",
         "logs": "holds 2 experiments; name one: logs/gsm8k_600, logs/math_2k",
-        "other/readme.txt": "is a file",
+        "other/readme.txt": "is no log that can be read",
         "empty": "the folder is empty",
         "other": "not a run",
         "logs/math_2k/step_1": "it may be logs/math_2k",

@@ -60,7 +60,7 @@ def test_only_changed_files_are_read_again(folder: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"workid":0', b'"workid":7'))
     changed, read = files_read(folder)
     assert read == 1
-    assert changed.workers == [0, 1, 7]
+    assert changed.worker_ranks == [0, 1, 7]
     assert_same(changed.digest, open_run(folder, cached=False).digest)
 
 

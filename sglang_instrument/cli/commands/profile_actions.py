@@ -256,7 +256,7 @@ def _analyse(folder: Path) -> None:
     parser = argparse.ArgumentParser()
     trace.add_arguments(parser)
     try:
-        trace.run(parser.parse_args(["analyze", str(folder), "--top", "10"]))
+        trace.run(parser.parse_args([str(folder), "--top", "10"]))
     except LogError as error:  # CUDA_PROFILER and MEM leave no trace to analyse
         print_line(str(error))
 

@@ -62,7 +62,6 @@ ANSWER: Final = {
     "verdict": Key("string", "the verdict in words"),
     "findings": Key(FINDINGS),
     "windows": Key(WINDOWS, optional=True),
-    "unbound": Key("array", "what an own rollout did not bind, in words", optional=True),
     "steps": Key(STEPS, optional=True),
     "workers": Key(WORKERS, optional=True),
     "ledger": Key(_LEDGER, "what the time of each step was spent on", optional=True),
@@ -110,7 +109,6 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.answers.engine.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
     from sglang_instrument.analysis.answers.summary import step_tables
-    from sglang_instrument.analysis.answers.unbound_calls import unbound_calls
     from sglang_instrument.analysis.settings.recorded import settings_of_run
     from sglang_instrument.analysis.verdict.verdict import judge
 
@@ -144,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             opened,
             chosen,
             tables,
-            {**said, "windows": windows, "unbound": unbound_calls(opened).sentences},
+            {**said, "windows": windows},
             engine and {**engine, "explains": why or None},
         )
         return 0
