@@ -45,6 +45,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables/mine.toml").write_text(TABLE)
+    monkeypatch.delitem(sys.modules, "planted_module", raising=False)  # tests of other files plant it, too
     yield tmp_path
     sys.modules.pop("planted_module", None)
 
