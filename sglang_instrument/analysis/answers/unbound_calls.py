@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _FEWEST_CALLS: Final = 3  # in a worker's step; a batch is generated in fewer, and has no request
 _FEWEST_AT_ONCE: Final = 4
+_LEAST_SHARE: Final = 0.02  # of the engine's time; for less, the log is not read again
 _PAGE: Final = "docs/how-to/own-rollout.md"
 
 
@@ -64,23 +65,24 @@ def unbound_calls(run: Run) -> UnboundCalls:
 
     Logs of other projects, and runs whose trainer's table binds the ids, have nothing to bind.
     """
-    everything = UnboundCalls(0, 0, 0, None, 0, True)
+    nothing_missing = UnboundCalls(0, 0, 0, None, 0, True)
     if run.other is not None:
-        return everything
-    events, shared_id = _calls_outside(run), _shared_id(run)
+        return nothing_missing
+    shared_id = _shared_id(run)
     has_steps = not run.health.outside or run.health.outside < run.health.records
-    if not events and shared_id is None:
-        return everything._replace(has_steps=has_steps)
+    if shared_id is None and _share_outside(run) < _LEAST_SHARE:
+        return nothing_missing._replace(has_steps=has_steps)
     return _counted(run, shared_id)._replace(has_steps=has_steps)
 
 
-def _calls_outside(run: Run) -> bool:
-    """Return whether an engine call outside of any request decided how long a step took."""
-    path = run.digest.of_workers().path
-    outside = path.filter(
-        (pl.col("phase") == "generate") & pl.col("request_id").is_null() & ~pl.col("contains")
-    )
-    return not outside.is_empty()
+def _share_outside(run: Run) -> float:
+    """Return the share of calls outside of any request in the engine's time on the critical paths."""
+    path = run.digest.of_workers().path.filter((pl.col("phase") == "generate") & ~pl.col("contains"))
+    took_us = pl.col("end_us") - pl.col("start_us")
+    outside_us, all_us = path.select(
+        outside=took_us.filter(pl.col("request_id").is_null()).sum(), every=took_us.sum()
+    ).row(0)
+    return outside_us / all_us if all_us else 0.0
 
 
 def _shared_id(run: Run) -> str | None:
@@ -96,7 +98,7 @@ def _shared_id(run: Run) -> str | None:
 def _counted(run: Run, shared_id: str | None) -> UnboundCalls:
     files = [file for file in run.files if file.place is not None and file.place.role == "worker"]
     containers = _containers(run)
-    calls, without_request, without_id = 0, 0, 0
+    calls, without_id = 0, 0
     in_steps: dict[str, int] = defaultdict(int)
     ends: list[tuple[int, int]] = []
     for file, line, ids in newest_records(run, files, RequestIds):
