@@ -23,7 +23,7 @@ def say_hello() -> None:
             importlib.import_module(f"{_PACKAGE}.startup.python_startup")  # as its .pth file does
         else:
             _say_missing()
-    except BaseException:  # there is nothing here to report it with
+    except Exception:  # there is nothing here to report it with
         pass
 
 
