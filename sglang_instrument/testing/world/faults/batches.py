@@ -1,6 +1,7 @@
 """What may go wrong with the requests of all workers: tools, rewards, lengths."""
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.testing.world.faults.fault import (
@@ -8,6 +9,7 @@ from sglang_instrument.testing.world.faults.fault import (
     FaultKind,
     Place,
     Sizes,
+    Span,
     WorldFault,
     factor_on,
     knob,
@@ -70,7 +72,8 @@ def _scores_batches(shape: WorldShape) -> WorldShape:
     return replace(shape, scores_alone=False)
 
 
-def _one(
+def _kind(
+    span: Span,
     words: frozenset[str],
     sizes: Sizes,
     at_step: AtStep,
@@ -78,20 +81,11 @@ def _one(
     families: tuple[str, ...] = _BATCHED,
     **more: Any,
 ) -> FaultKind:
-    return FaultKind(words, place, "one", families, sizes, at_step, **more)
+    return FaultKind(words, place, span, families, sizes, at_step, **more)
 
 
-def _from(
-    words: frozenset[str],
-    sizes: Sizes,
-    at_step: AtStep,
-    place: Place = "all",
-    families: tuple[str, ...] = _BATCHED,
-    **more: Any,
-) -> FaultKind:
-    return FaultKind(words, place, "from", families, sizes, at_step, **more)
-
-
+_one: Final = partial(_kind, "one")
+_from: Final = partial(_kind, "from")
 _TOOL: Final = parts("tool")
 _TIMES: Final = factor_on("tool_factor", lambda fault: (None, fault.tool))
 _LENGTHS: Final = factor_on("reply_factor", lambda fault: None)
