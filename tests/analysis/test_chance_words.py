@@ -3,9 +3,15 @@
 import random
 from pathlib import Path
 
+import polars as pl
+import pytest
+import scipy.stats
 from hand_written import record, request, write_file
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_higher_ranks
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import in_order_of_weight, judge
 
@@ -62,6 +68,16 @@ def test_a_run_in_which_chance_drew_a_long_reply_begins_with_nothing_out_of_the_
     assert verdict.sentence.startswith("nothing out of the ordinary; step ")
     assert "drew the longest reply" in verdict.sentence
     assert verdict.calm
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=40),
+    st.lists(st.integers(1, 30), min_size=1, max_size=40),
+)
+def test_the_chance_of_ranks_is_that_of_mann_and_whitney(values: list[int], others: list[int]) -> None:
+    assume(len({*values, *others}) > 1)  # of equal values alone, none ranks higher
+    expected = scipy.stats.mannwhitneyu(values, others, alternative="greater", method="asymptotic").pvalue
+    assert chance_of_higher_ranks(pl.Series(values), pl.Series(others)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_findings_that_cost_nothing_come_after_those_that_cost_time() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.chance import chance_beyond, tail_of
+from sglang_instrument.analysis.verdict.evidence.chance import chance_beyond, chance_of_higher_ranks, tail_of
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
@@ -134,9 +134,7 @@ def _shift(requests: pl.DataFrame, row: dict[str, Any]) -> float | None:
     times = math.exp(_mean(replies.log()) - _mean(others["tokens"].log()))
     if times < _LEAST_SHIFT:
         return None
-    from scipy.stats import mannwhitneyu  # takes half a second to import: only where a step was long
-
-    chance = float(mannwhitneyu(replies, others["tokens"], alternative="greater").pvalue)
+    chance = chance_of_higher_ranks(replies, others["tokens"])
     return times if chance * steps < _CHANCE_OF_A_SHIFT else None
 
 

@@ -83,6 +83,24 @@ def _log_choices(of: int, drawn: int) -> float:
     return math.lgamma(of + 1) - math.lgamma(drawn + 1) - math.lgamma(of - drawn + 1)
 
 
+def chance_of_higher_ranks(values: pl.Series, others: pl.Series) -> float:
+    """Return the probability that values drawn as others rank so high among them (Mann and Whitney).
+
+    By the normal distribution, with the variance that ties leave and half a rank for continuity:
+    `scipy.stats` takes half a second to import.
+    """
+    ranks = pl.concat([values, others]).cast(pl.Float64).rank("average")
+    count, of_others, every = len(values), len(others), len(ranks)
+    above = float(ranks.head(count).sum()) - count * (count + 1) / 2
+    alike = ranks.value_counts()["count"].cast(pl.Float64)
+    ties = float((alike**3 - alike).sum())
+    variance = count * of_others / 12 * (every + 1 - ties / (every * (every - 1)))
+    if variance <= 0:
+        return 1.0
+    deviations = (above - count * of_others / 2 - 0.5) / math.sqrt(variance)
+    return math.erfc(deviations / math.sqrt(2)) / 2
+
+
 def tail_of(values: pl.Series) -> list[float]:
     """Return the longest tenth of the values, the longest first, and the value after it."""
     longest: list[float] = values.top_k(_length_of_tail(len(values)) + 1).sort(descending=True).to_list()
