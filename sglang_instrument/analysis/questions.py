@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +25,7 @@ from sglang_instrument.analysis.verdict.verdict import Verdict, judge
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.plain_text import plain
 from sglang_instrument.safe_files.output import write_output
+from sglang_instrument.whole_commands import whole_commands
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -273,7 +273,7 @@ class NotebookRun(Run):
         lines = {
             self.name: ", ".join(f"{n:,} {word}{'s' * (n != 1)}" for word, n in counts.items()),
             "verdict": verdict.sentence,
-            "advice": verdict.advice.replace("LOGS", quote(self.logs)),
+            "advice": whole_commands(verdict.advice, self.logs),
             "log": self.health.sentence(),
             "next": _NEXT,
         }

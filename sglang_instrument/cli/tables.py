@@ -19,6 +19,7 @@ from sglang_instrument.analysis.tables.column import Cell, Column, Styled
 from sglang_instrument.analysis.tables.table import Row, Table
 from sglang_instrument.cli.columns import leave_out, write
 from sglang_instrument.plain_text import plain, plain_json
+from sglang_instrument.whole_commands import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,7 +169,8 @@ def _total(widths: Sequence[int]) -> int:
 def print_line(line: str, style: str = "") -> None:
     """Print a line of words, wrapped at the width of the terminal."""
     console = _console()
-    console.print(text(line, style), soft_wrap=console.width == _UNLIMITED)
+    for piece in wrapped(plain(line), console.width):
+        console.print(text(piece, style), soft_wrap=True)
 
 
 def print_told(label: str, words: str, style: str = "bold") -> None:
@@ -176,8 +178,10 @@ def print_told(label: str, words: str, style: str = "bold") -> None:
     from rich.text import Text
 
     console = _console()
-    line = Text.assemble(text(f"{label}:", style), " ", text(words))
-    console.print(line, soft_wrap=console.width == _UNLIMITED)
+    first, *more = wrapped(plain(words), console.width, len(label) + 2)
+    console.print(Text.assemble(text(f"{label}:", style), " ", text(first)), soft_wrap=True)
+    for piece in more:
+        console.print(text(piece), soft_wrap=True)
 
 
 @contextmanager

@@ -63,4 +63,4 @@ def test_each_file_holds_one_detector() -> None:
 def test_advice_names_commands_in_places_that_can_be_filled() -> None:
     for cause in CAUSES.values():
         for advice in (cause.advice, cause.advice_of_step):
-            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"step", "worker", "workers", "request"}
+            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"step", "worker", "workers", "request", "update"}

@@ -10,7 +10,7 @@ import pytest
 from sglang_instrument.analysis import Finding, findings_of, open_run
 from sglang_instrument.testing import SlowCalls, SlowEngine, synthetic_run
 
-COMMANDS = "`workers LOGS --step 3 --worker 2`, `profile capture --workers 2`"
+COMMANDS = "`workers LOGS --step 3 --worker 2`, `profile capture --run LOGS --workers 2`"
 SLOW = SlowEngine(step=3, worker=2, factor=2.2)
 CLOCKS = {0: 0.0, 1: 30.0, 2: -4.0}
 

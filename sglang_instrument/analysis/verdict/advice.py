@@ -1,5 +1,6 @@
 """Say for a finding what to look at next, with the command: the advice of its cause, for its place."""
 
+from shlex import quote
 from typing import Final
 
 from sglang_instrument.analysis.verdict.detectors import CAUSES
@@ -22,7 +23,9 @@ def advice_of(finding: Finding, of_engine: str = "") -> str:
         "step": "" if step is None else f" --step {step}{validate}",
         "worker": "" if finding.worker is None else f" --worker {finding.worker}",
         "workers": "" if finding.worker is None else f" --workers {finding.worker}",
-        "request": finding.request_id or "",
+        "update": finding.evidence.get("worst_update", ""),
+        # Commands take the begin of an id; a backtick would end the command.
+        "request": quote((finding.request_id or "").partition("`")[0]),
     }
     if of_engine:
         return f"{of_engine}; {LOOK_AT_ENGINE}".format(**place)

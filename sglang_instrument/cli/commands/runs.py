@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,6 +207,7 @@ def _print(folder: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> No
             print_line(row["error"])
     shared = next((row["logs"] for row in rows if (row["runs"] or 1) > 1), None)
     if shared is not None:
-        print_line(f"several runs share a folder; their ids, to open one: `runs {shared}`")
+        command = f"sglang-instrument runs {quote(shared)}"
+        print_line(f"several runs share a folder; their ids, to open one: `{command}`")
     elif of_one:
-        print_line(f"open one in any command: `summary {rows[0]['logs']}`")
+        print_line(f"open one in any command: `sglang-instrument summary {quote(rows[0]['logs'])}`")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +12,7 @@ from sglang_instrument.analysis.tables.rollout.ledger import LEDGER, STEP_PARTS
 from sglang_instrument.analysis.tables.rollout.periods import PERIODS
 from sglang_instrument.analysis.tables.rollout.steps import STEPS
 from sglang_instrument.analysis.tables.rollout.workers import WORKERS
-from sglang_instrument.analysis.tables.run.findings import FINDINGS
+from sglang_instrument.analysis.tables.run.findings import FINDINGS, findings_json
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.commands import engine_logs
@@ -25,6 +24,7 @@ from sglang_instrument.cli.summaries import large_run
 from sglang_instrument.cli.summaries import periods as periods_printed
 from sglang_instrument.cli.summaries.tables import StepTables, many, print_tables
 from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
+from sglang_instrument.whole_commands import whole_commands
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.executors.executor import Progress
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         else StepTables.of(opened.name, len(opened.worker_ranks), of_steps, args.validate, chosen)
     )
     if args.json:
-        said = {"verdict": verdict.sentence, "findings": FINDINGS.in_json(map(asdict, findings))}
+        said = {"verdict": verdict.sentence, "findings": findings_json(findings, str(args.logs))}
         if tables is None:
             rows = periods_printed.json_of(args.by, periods)
             print_json({"folder": str(opened.folder), **said, **rows, "health": asdict(opened.health)})
@@ -163,9 +163,10 @@ def run(args: argparse.Namespace) -> int:
     if why:
         print_told("why", why)
     if verdict.advice:
-        print_told("advice", verdict.advice.replace("LOGS", shlex.quote(str(args.logs))))
+        print_told("advice", whole_commands(verdict.advice, str(args.logs)))
     if words := settings_words(settings_of_run(opened)):
-        print_told("settings", f'{words}; `sql {shlex.quote(str(args.logs))} "from settings"` lists all')
+        settings_line = f'{words}; `sql LOGS "from settings"` lists all'
+        print_told("settings", whole_commands(settings_line, str(args.logs)))
     if engine:
         print_line(engine_logs.engine_line(engine))
     print_told("log", opened.health.sentence())

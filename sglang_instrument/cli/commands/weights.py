@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, MISSING, Key
 from sglang_instrument.cli.tables import print_json, print_line, print_rows, print_told, reading
 from sglang_instrument.errors import LogError
+from sglang_instrument.whole_commands import whole_commands
 
 if TYPE_CHECKING:
     import polars as pl
@@ -81,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
     missing = missing_of(updates)
     if args.update is not None:
         updates = [row for row in updates if row["update"] == args.update] or _no_such(args.update, updates)
-    findings = [replace(finding, advice=advice_of(finding)) for finding in findings]
+    findings = [
+        replace(finding, advice=whole_commands(advice_of(finding), str(args.logs))) for finding in findings
+    ]
     if args.json:
         findings_json = [
             {name: getattr(finding, name) for name in ("cause", "sentence", "advice", "evidence")}
@@ -110,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"{opened.name}: {missing[0]}")
     for finding in findings:
         print_told("finding", finding.sentence)
-        print_told("advice", finding.advice.replace("LOGS", shlex.quote(str(args.logs))))
+        print_told("advice", finding.advice)
     return 0
 
 

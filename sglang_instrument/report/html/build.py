@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -15,6 +16,7 @@ from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
 from sglang_instrument.analysis.verdict.verdict import judge
+from sglang_instrument.plain_text import plain
 from sglang_instrument.report.html import answers
 from sglang_instrument.report.html.asynchronous import staleness_section, waste_section, weights_section
 from sglang_instrument.report.html.beside import beside
@@ -95,6 +97,7 @@ def write_report(
     stage("splitting requests into events")
     facts = _chart_facts(run, table, findings, chosen)
     facts |= {"whatif": grid, "parts": parts, "events": events, "icicle": tree, "other": None, "runs": []}
+    facts["rebuild"] = _rebuild(run, other, path)
     words = story(run, table, verdict)
     words |= {
         "servers": server_section(run),
@@ -113,6 +116,13 @@ def write_report(
     text = render(words, facts, packed, version)
     write_output(path, text.encode(errors="backslashreplace"))  # file names may not be UTF-8
     return WrittenReport(path, path.stat().st_size, list(packed))
+
+
+def _rebuild(run: Run, other: Run | None, path: Path) -> str:
+    """Return the command that writes this report again; `--step N` after it adds a timeline."""
+    runs = [run.logs] if other is None else [run.logs, other.logs]
+    names = " ".join(quote(name) for name in runs)
+    return plain(f"sglang-instrument report {names} -o {quote(str(path))} --force")
 
 
 def _chart_facts(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -16,6 +16,7 @@ from sglang_instrument.analysis.answers.workers import chain_of
 from sglang_instrument.analysis.reading.processes import read_process
 from sglang_instrument.errors import LogError
 from sglang_instrument.report.html.chosen import Chosen
+from sglang_instrument.whole_commands import whole_commands, words_and_commands
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -44,11 +45,12 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
         "folder": run.name,
         "clean": verdict.calm,
         "verdict": verdict.sentence,
-        "advice": _with_code(verdict.advice.replace("LOGS", shlex.quote(run.logs))),
+        "advice": words_and_commands(whole_commands(verdict.advice, run.logs)),
         "findings": [
             {**asdict(finding), "key": _where(finding)} for finding in findings[: _MOST_FINDINGS + 1]
         ],
         "of_findings": len(findings),
+        "all_findings": f"sglang-instrument summary {quote(run.logs)} --json",
         "chain": _chain(run, training, findings),
         "figures": _figures(run, training, steps),
         "cost": _cost(run, training),
@@ -85,11 +87,6 @@ def _from_to(from_us: Any, to_us: Any) -> str:
     begun, ended = (datetime.fromtimestamp(time_us / 1e6, timezone.utc) for time_us in (from_us, to_us))
     until = ended.strftime("%H:%M" if ended.date() == begun.date() else "%Y-%m-%d %H:%M")
     return f"{begun:%Y-%m-%d %H:%M} to {until} UTC"
-
-
-def _with_code(text: str) -> list[str]:
-    """Return text and commands in turn: a command is what stands between backticks."""
-    return (text[:1].upper() + text[1:]).split("`") if text else []
 
 
 def _where(finding: Finding) -> str | None:

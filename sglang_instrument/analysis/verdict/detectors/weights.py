@@ -47,7 +47,7 @@ SLOW_UPDATE: Final = NamedCause(
     "slow-update",
     "run",
     "one server had its weights at least a second, and half a transfer, after all others",
-    "look at that server's network, disk and GPU: `weights LOGS --update N` shows its parts",
+    "look at that server's network, disk and GPU: `weights LOGS --update {update}` shows its parts",
     not_planted=_NOT_PLANTED,
 )
 _MOST_NAMED: Final = 20  # calls in the evidence of a finding
@@ -145,5 +145,10 @@ def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
         sentence = (
             f"{server} was the last server in {often}, {seconds(most)} after the others in update {update}"
         )
-        numbers = {"server": server, "updates": [update for _, update in times], "times": most}
+        numbers = {
+            "server": server,
+            "updates": [update for _, update in times],
+            "worst_update": update,
+            "times": most,
+        }
         yield Finding(SLOW_UPDATE.name, "run", lost, sentence, event="weights_update", evidence=numbers)

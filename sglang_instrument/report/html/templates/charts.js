@@ -59,6 +59,8 @@ R.drawNow = async (chart) => {
   }
   const Plotly = await R.loadPlotly();
   if (!chart.wired) chart.place.replaceChildren();
+  // The element is as high as its chart: a chart that is higher would cover the next card.
+  if (made.layout.height) chart.place.style.height = `${made.layout.height}px`;
   chart.place.setAttribute("role", "img");
   chart.place.setAttribute("aria-label", made.say);
   await Plotly.react(chart.place, made.data, R.layout(made.layout), {

@@ -115,21 +115,21 @@ R.findingMarks = (steps, time) => {
   }));
 };
 
-R.tellSteps = (asked = null) => {
-  R.$("steps-note").textContent = R.stepsNote(asked);
-};
+R.tellSteps = (asked = null) => R.$("steps-note").replaceChildren(...R.stepsNote(asked));
+
+// The command that adds a timeline of a step to this report.
+R.rebuilt = (key) => R.el("code", {}, `${R.facts.rebuild} --step ${key}`);
 
 R.stepsNote = (asked) => {
   const keys = R.keys().filter(R.full);
-  const others = R.facts.steps.length - keys.length;
-  if (!others) return "";
-  if (asked) {
-    const command = `sglang-instrument report --step ${asked}`;
-    return `${R.stepName(asked)} has charts only; rebuild the report with its timeline: ${command}`;
-  }
+  const without = R.facts.steps.filter((one) => !R.full(one.key));
+  if (!without.length) return [];
+  const step = asked ?? without.find((one) => !one.validate)?.key;
+  const add = step ? ["; this adds a timeline of ", R.stepName(step), ": ", R.rebuilt(step)] : ["."];
+  if (asked) return [`${R.stepName(asked)} has charts only`, ...add];
   const named = keys.map(R.stepName).join(", ");
-  const rest = `${R.plural(others, "other step")} ${others === 1 ? "has" : "have"} charts only`;
-  return `With a timeline: ${named}. ${rest}; rebuild the report with --step N to add one.`;
+  const rest = `${R.plural(without.length, "other step")} ${without.length === 1 ? "has" : "have"} charts only`;
+  return [`With a timeline: ${named}. ${rest}`, ...add];
 };
 
 R.partsOfStep = ({ step }) => {

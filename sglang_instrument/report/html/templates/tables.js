@@ -1,5 +1,6 @@
 // Fill tables that sort by a click on a heading, scroll by keys where they are too wide, and export CSV.
 "use strict";
+R.MANY_ROWS = 24;
 
 // A column is [heading, value, format]. `value` takes a row; the table sorts and exports what it returns.
 // `format` makes it a text or a node; R.alike gives all such times of a table one unit, and those of a column
@@ -23,6 +24,9 @@ R.tableOf = (table, columns, rows, { classes = [], groupOf = null } = {}) => {
   };
   table.replaceChildren(R.el("thead", {}, R.headings(columns, order, draw)), R.el("tbody"));
   draw();
+  // A long table scrolls in its card; the events of a request are read as a whole.
+  const isLong = rows.length > R.MANY_ROWS && !table.classList.contains("waterfall");
+  table.closest(".scroll")?.classList.toggle("long", isLong);
   R.equip(table, () => R.csvOf(columns, rows));
 };
 
@@ -111,7 +115,8 @@ R.nameOf = (table) => {
 };
 
 R.reachByKeys = (scroll) => {
-  if (scroll.scrollWidth > scroll.clientWidth) scroll.tabIndex = 0;
+  const { scrollWidth, clientWidth, scrollHeight, clientHeight } = scroll;
+  if (scrollWidth > clientWidth || scrollHeight > clientHeight) scroll.tabIndex = 0;
   else scroll.removeAttribute("tabindex");
 };
 

@@ -44,9 +44,29 @@ R.showStep = async (key) => {
   line.selected = null;
   line.cursor = null;
   line.pinned = false;
+  line.accused = there ? R.accusedWorker(key) : null;
   R.fillTools();
   R.fillLegend();
   R.wholeStep();
+  R.toWorker(line.accused);
+};
+
+// Return the worker that a finding names in a step, else the one that the others waited for, else null.
+R.accusedWorker = (key) => {
+  const { findings, chain } = R.facts;
+  const keyOf = (one) => `${one.validate ? "v" : ""}${one.step}`;
+  const named = findings.find((one) => one.step !== null && keyOf(one) === key && one.worker !== null);
+  return named?.worker ?? (chain?.key === key ? chain.worker : null);
+};
+
+// Scroll to a worker, if it is not in view.
+R.toWorker = (worker) => {
+  const { placed, view } = R.timeline;
+  const band = placed?.items.find((one) => one.kind === "band" && one.worker === worker);
+  const last = placed?.items.findLast((one) => one.worker === worker);
+  if (!band || last.y + last.high <= view.top + R.tSize().height - AXIS) return;
+  view.top = Math.max(0, band.y - (R.tSize().height - AXIS) / 3);
+  R.place();
 };
 
 // Name the colours of the step, in the order in which bands stack them.
@@ -172,22 +192,28 @@ R.paintNothing = (context, scale, width, height) => {
   context.textAlign = "center";
   context.fillText(
     R.timeline.key
-      ? "The report has no timeline of this step; rebuild it with --step."
+      ? "The report has no timeline of this step."
       : "No step has spans to show.",
     width / 2,
     height / 2,
   );
   context.textAlign = "left";
+  const { key } = R.timeline;
+  R.$("t-note").replaceChildren(
+    ...(key && !key.startsWith("v") ? ["This adds the timeline: ", R.rebuilt(key)] : []),
+  );
 };
 
 R.tellNote = () => {
-  const { told, placed, model, filter } = R.timeline;
+  const line = R.timeline,
+    { told, placed, model, filter } = line;
   const parts = [`${R.plural(told.spans, "span")} in view of ${R.count(model.total)}`];
   if (placed.requests < placed.of)
     parts.push(`${R.count(placed.requests)} of ${R.count(placed.of)} requests shown`);
   if (told.thin) parts.push(`${R.count(told.thin)} are thinner than a pixel, and may overlap`);
   if (placed.each < 1 && placed.requests)
     parts.push(`${Math.ceil(1 / Math.max(placed.each, 1e-9))} requests share a line of pixels`);
+  if (line.accused !== null) parts.push(`the verdict names worker ${line.accused}`);
   if (model.moved.length) parts.push("clocks of hosts are aligned, at barriers or by round trips");
   R.$("t-note").textContent = `${parts.join("; ")}.`;
   R.$("t-found").textContent = filter.text ? R.plural(placed.requests, "request") : "";

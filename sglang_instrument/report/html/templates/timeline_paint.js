@@ -205,7 +205,7 @@ R.paintWords = (context, model, placed, view, inks, box, cursor, selected) => {
     const y = top + item.y - view.top;
     if (y + item.high < top || y > top + height) continue;
     if (item.kind === "band") {
-      context.fillStyle = inks.ink;
+      context.fillStyle = item.worker === R.timeline.accused ? inks.bad : inks.ink;
       context.font = `600 12px ${R.ink("sans")}`;
       context.fillText(`worker ${item.worker}`, 2, y + 17);
       context.font = `11px ${R.ink("sans")}`;

@@ -139,7 +139,7 @@ R.blameTable = () => {
     ["waited", (row) => row.wait_sec, R.alike],
     ["came last", (row) => row.times_last, (last, row) => `${last} of ${row.barriers}`],
   ];
-  R.tableOf(R.$("blame"), columns, rows.slice(0, 32));
+  R.tableOf(R.$("blame"), columns, rows);
 };
 
 R.clockTable = () => {

@@ -26,7 +26,7 @@ _NAMED_IF: Final = (
 )
 _TURNS: Final = "the calls: `turns LOGS{step}{worker}`"
 #: Where to look at a slow engine, whatever else is known of it.
-LOOK_AT_ENGINE: Final = "`workers LOGS{step}{worker}`, `profile capture{workers}`"
+LOOK_AT_ENGINE: Final = "`workers LOGS{step}{worker}`, `profile capture --run LOGS{workers}`"
 CAUSES: Final = (
     NamedCause(
         "engine",
@@ -34,7 +34,7 @@ CAUSES: Final = (
         _NAMED_IF,
         f"look at its GPU (clock, other processes), queue and cache: {LOOK_AT_ENGINE}",
         advice_of_step="look at what the engines share: weights, settings, batch sizes, hosts; "
-        "`workers LOGS{step}`, `profile capture`",
+        "`workers LOGS{step}`, `profile capture --run LOGS`",
     ),
     NamedCause(
         "tool",
