@@ -83,9 +83,3 @@ def test_the_site_has_the_groups_of_the_readme_in_the_same_order():
 def test_no_page_tells_pip_to_fetch_our_name_from_an_index(page):
     words = re.findall(r"pip install [^`\n]*", page.read_text())
     assert [line for line in words if re.search(r"(?<![/\w])sglang[-_]instrument(?!/)", line)] == []
-
-
-def test_the_first_picture_of_the_readme_has_six_columns_that_need_no_glossary():
-    picture = (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0]
-    heading = re.split(r"  +", picture.splitlines()[1].strip())
-    assert heading == ["step", "duration s", "requests", "response tokens", "p99 s", "max s"]

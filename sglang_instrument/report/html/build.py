@@ -98,6 +98,7 @@ def write_report(
     facts = _chart_facts(run, table, findings, chosen)
     facts |= {"whatif": grid, "parts": parts, "events": events, "icicle": tree, "other": None, "runs": []}
     facts["rebuild"] = _rebuild(run, other, path)
+    facts["whatif_command"] = plain(f"sglang-instrument whatif {quote(run.logs)}")
     words = story(run, table, verdict)
     words |= {
         "servers": server_section(run),

@@ -106,7 +106,13 @@ R.layout = ({ xaxis = {}, yaxis = {}, yaxis2, ...more } = {}) => ({
 });
 
 R.fromZero = (title) => ({ title, rangemode: "tozero" });
-R.stepAxis = (more = {}) => ({ type: "category", title: "step", nticks: 24, showgrid: false, ...more });
+// Small numbers of things have no ticks between them.
+R.wholeTicks = (most) => (most < 6 ? { dtick: 1 } : {});
+// As many ticks as a screen has room for, so that no label is turned.
+R.stepAxis = (more = {}) => {
+  const nticks = Math.max(4, Math.min(24, Math.round(innerWidth / 55)));
+  return { type: "category", title: "step", nticks, tickangle: 0, showgrid: false, ...more };
+};
 // A tick for each row of a short list; plotly's own choice for a long one.
 R.eachOf = (rows, most) => (rows.length < most ? 1 : undefined);
 // A coloured band over the whole height of a chart, from one x to another.

@@ -72,7 +72,7 @@ R.phaseBars = (steps, part, time) => {
 };
 
 R.intervalsOfSteps = (steps, names, time) => {
-  const many = steps.length > R.MANY_STEPS;
+  const many = steps.length > Math.min(R.MANY_STEPS, R.$("chart-steps").clientWidth / 7);
   return R.markers({
     name: "until the next step",
     x: names,

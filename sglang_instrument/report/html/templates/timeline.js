@@ -53,7 +53,8 @@ R.showStep = async (key) => {
 
 // Return the worker that a finding names in a step, else the one that the others waited for, else null.
 R.accusedWorker = (key) => {
-  const { findings, chain } = R.facts;
+  const { findings, chain, heat } = R.facts;
+  if (heat.workers.length === 1) return null;
   const keyOf = (one) => `${one.validate ? "v" : ""}${one.step}`;
   const named = findings.find((one) => one.step !== null && keyOf(one) === key && one.worker !== null);
   return named?.worker ?? (chain?.key === key ? chain.worker : null);

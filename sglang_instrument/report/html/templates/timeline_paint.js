@@ -213,7 +213,7 @@ R.paintWords = (context, model, placed, view, inks, box, cursor, selected) => {
       context.fillText(R.plural(item.rows.length, "request"), 2, y + 33);
       context.fillStyle = inks.line;
       context.fillRect(0, y - 5, left + width, 1);
-    } else if (item.kind === "request" && (item.high >= 10 || item.row === selected)) {
+    } else if (item.kind === "request" && (item.high >= 12 || item.row === selected)) {
       context.fillStyle = item.row === selected ? inks.accent : inks.soft;
       context.fillText(R.cut(context, item.row.request, left - 12), 2, y + item.high / 2);
       if (item.high >= 15) R.nameSpans(context, model, item, y, x, box, null, inks);

@@ -26,7 +26,7 @@ R.wireWhatif = () => {
   }
   const made = Object.entries(sliders).map(([name, [title, word]]) => R.whatifSlider(name, title, word));
   R.$("sliders").replaceChildren(...made);
-  R.$("assumptions").replaceChildren(...R.whatifAssumptions(facts).map((one) => R.el("li", {}, one)));
+  R.$("assumptions").replaceChildren(...R.whatifAssumptions(facts).map((words) => R.el("li", {}, ...[words].flat())));
   R.whatifOutcome();
 };
 
@@ -36,7 +36,8 @@ R.whatifAssumptions = (facts) => {
   const some_of = `${facts.steps.length} of ${facts.of_steps} steps`;
   const steps = facts.steps.length === facts.of_steps ? "each step" : some_of;
   const some = `${facts.workers === 1 ? "busiest worker" : `${facts.workers} busiest workers`} of ${steps}`;
-  return [...assumed, `Computed for the ${some}, to be fast; sglang-instrument whatif computes all.`];
+  const all = R.el("code", {}, R.facts.whatif_command);
+  return [...assumed, [`Computed for the ${some}, to be fast; `, all, " computes all."]];
 };
 
 R.whatifSlider = (name, title, word) => {

@@ -25,12 +25,13 @@ R.concurrencyChart = () => {
     hovertemplate: `worker ${one.worker}: %{y} in flight at %{customdata}<extra></extra>`,
   });
   const data = curves.map(curve).sort((a, b) => a.line.width - b.line.width);
+  const most = Math.max(...curves.map((one) => Math.max(...one.in_flight)));
   const layout = {
     shapes: [R.band(time.at(last.t80_sec), time.at(last.t100_sec), "bad", 0.07)],
-    annotations: [R.tailMark(last, time)],
+    annotations: last.t100_sec > last.t80_sec ? [R.tailMark(last, time)] : [],
     showlegend: curves.length <= 16,
     xaxis: R.fromZero(`${time.name} since the worker’s first request began`),
-    yaxis: R.fromZero("requests in flight"),
+    yaxis: { ...R.fromZero("requests in flight"), ...R.wholeTicks(most) },
   };
   const end = `worker ${last.worker} ends last, after ${R.seconds(last.t100_sec)}`;
   const say = `Requests in flight of ${R.plural(curves.length, "worker")} in ${name}; ${end}.`;
@@ -69,6 +70,7 @@ R.HEAT_WORDS = {
 R.heatChart = () => {
   const heat = R.facts.heat;
   if (!heat.steps.length) return "No barrier was logged, so the log does not tell who waited for whom.";
+  if (heat.workers.length < 2) return "The run has one worker, which waits for nobody.";
   const [shown, all] = [R.count(heat.steps.length), R.count(heat.of_steps)];
   if (heat.of_steps > heat.steps.length) R.$("heat-note").textContent = `The last ${shown} of ${all} steps.`;
   const x = heat.steps.map(String);
@@ -125,7 +127,7 @@ R.doubtMarks = (heat, y) => {
 
 R.blameTable = () => {
   const rows = R.facts.heat.blame;
-  if (!rows.length) return R.$("blame").closest(".card").remove();
+  if (rows.length < 2) return R.$("blame").closest(".card").remove();
   const most = Math.max(...rows.map((row) => row.caused_wait_sec), 1e-9);
   const meter = (row) => {
     const style = { width: `${(row.caused_wait_sec / most) * 150}px`, background: "var(--bad)" };
