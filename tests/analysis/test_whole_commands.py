@@ -1,16 +1,20 @@
 """Commands in advice are whole: they name the program and the folder, and their own parsers take them."""
 
+import json
 import re
 import shlex
 from itertools import chain
 
 import pytest
 
+from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.detectors import CAUSES
 from sglang_instrument.analysis.verdict.detectors.calls.slow_work import LOOK_AT_ENGINE
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
-from sglang_instrument.cli.main import COMMANDS, parser_of
+from sglang_instrument.cli.main import COMMANDS, main, parser_of
+from sglang_instrument.live.terminal.details import verdict_lines
+from sglang_instrument.testing import SlowEngine, synthetic_run
 from sglang_instrument.whole_commands import whole_commands, words_and_commands, wrapped
 
 IDS = ["r7", "it's 7; LOGS", "$(x)"]
@@ -75,3 +79,18 @@ def test_a_terminal_breaks_lines_between_words_and_never_inside_a_command():
     assert wrapped("  two  spaces", 80) == ["  two  spaces"]
     assert wrapped("", 80) == [""]
     assert wrapped("one ` is no command and goes on", 12) == ["one ` is no", "command and", "goes on"]
+
+
+def test_json_notebooks_watch_and_the_terminal_have_the_same_whole_commands(tmp_path, capsys):
+    logs = synthetic_run(
+        tmp_path / "my run", steps=4, workers=3, requests=6, causes=[SlowEngine(3, 2, factor=4)]
+    )
+    assert main(["summary", str(logs)]) == 0
+    printed = capsys.readouterr().out
+    assert main(["summary", str(logs), "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)["findings"][0]["advice"]
+    commands = commands_of(advice)
+    assert shlex.split(commands[0])[:3] == ["sglang-instrument", "workers", str(logs)]
+    for surface in (printed, str(open_run(logs)), "\n".join(verdict_lines(str(logs)))):
+        assert all(command in surface for command in commands)
+    assert main(shlex.split(commands[0])[1:]) == 0

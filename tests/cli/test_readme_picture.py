@@ -1,4 +1,4 @@
-"""The first picture of the README is true: its numbers are those of the raw lines, its advice can be pasted."""
+"""The first picture of the README is true: numbers are those of the raw lines, the advice can be pasted."""
 
 import json
 import re
