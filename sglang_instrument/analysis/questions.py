@@ -23,15 +23,14 @@ from sglang_instrument.analysis.tables.rollout.events import EVENTS, events_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import Verdict, judge
 from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.extras import install_extra
 from sglang_instrument.plain_text import plain
 from sglang_instrument.safe_files.output import write_output
-from sglang_instrument.whole_commands import whole_commands
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NEXT: Final = 'run.findings, run.summary(), run.workers(), run.requests(), run.plot("cdf"), run.report()'
-_EXTRA: Final = "pip install 'sglang-instrument[report]'"
 
 
 class NotebookRun(Run):
@@ -224,7 +223,7 @@ class NotebookRun(Run):
             from sglang_instrument.report.figures.drawing import FIGURES, choose, figure_of
             from sglang_instrument.report.figures.parts import NothingToDrawError
         except ModuleNotFoundError as missing:
-            raise InstrumentError(f"plot() needs {missing.name}: {_EXTRA}") from missing
+            raise InstrumentError(f"plot() needs {missing.name}: {install_extra('report')}") from missing
         if figure not in FIGURES:
             raise InstrumentError(f"no figure {figure!r}; the figures are: {', '.join(FIGURES)}")
         demand_step(self, step, worker, validate)
@@ -255,7 +254,7 @@ class NotebookRun(Run):
         try:
             from sglang_instrument.report.html.build import write_report
         except ModuleNotFoundError as missing:
-            raise InstrumentError(f"report() needs {missing.name}: {_EXTRA}") from missing
+            raise InstrumentError(f"report() needs {missing.name}: {install_extra('report')}") from missing
         with TemporaryDirectory() as folder:
             path = Path(folder, "report.html")
             write_report(self, path, other=other, steps=steps, most_spans=most_spans, version=__version__)
@@ -273,7 +272,7 @@ class NotebookRun(Run):
         lines = {
             self.name: ", ".join(f"{n:,} {word}{'s' * (n != 1)}" for word, n in counts.items()),
             "verdict": verdict.sentence,
-            "advice": whole_commands(verdict.advice, self.logs),
+            "advice": verdict.advice,
             "log": self.health.sentence(),
             "next": _NEXT,
         }

@@ -143,9 +143,9 @@ def _run(arguments: list[str]) -> int:
         extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
         if extra is None:
             raise
-        raise InstrumentError(
-            f"{name} needs {package}: pip install 'sglang-instrument[{extra}]'"
-        ) from missing
+        from sglang_instrument.extras import install_extra
+
+        raise InstrumentError(f"{name} needs {package}: {install_extra(extra)}") from missing
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.extras import install_extra
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -31,9 +32,7 @@ def write(
     try:
         from sglang_instrument.report.otlp.export import write_otlp
     except ModuleNotFoundError as missing:
-        raise InstrumentError(
-            f"export --otlp needs {missing.name}: pip install 'sglang-instrument[otlp]'"
-        ) from missing
+        raise InstrumentError(f"export --otlp needs {missing.name}: {install_extra('otlp')}") from missing
     if str(target) == "-":
         raise InstrumentError("--otlp writes a file, which appears when it is complete; give its name")
     if target.is_dir() or not target.absolute().parent.is_dir():

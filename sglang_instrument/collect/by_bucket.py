@@ -23,6 +23,7 @@ from sglang_instrument.collect.nodes import Node
 from sglang_instrument.collect.staging import StagedNode, Staging
 from sglang_instrument.config import component
 from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.extras import install_extra
 
 _STATE: Final = ".uploaded.json"
 _TAIL_BYTES: Final = 2**16
@@ -45,7 +46,7 @@ def storage(url: str) -> tuple[Any, str]:
 
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise InstrumentError(f"{url}: {error}; pip install 'sglang-instrument[cloud]'") from None
+        raise InstrumentError(f"{url}: {error}; {install_extra('cloud')}") from None
     except ValueError as error:  # an unknown kind of URL
         raise InstrumentError(f"{url}: {error}") from None
     if hasattr(system, "auto_mkdir"):  # a local or mounted folder: file:///mnt/share/run

@@ -20,6 +20,7 @@ from typing import IO, Final
 import msgspec
 
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.extras import install_extra
 from sglang_instrument.live.children import yield_to_training
 from sglang_instrument.safe_files.folder import SafeFolder, write_whole
 
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except ModuleNotFoundError as missing:
-        _say(folder, given.run, f"{missing}: pip install 'sglang-instrument[analysis]'")
+        _say(folder, given.run, f"{missing}: {install_extra('analysis')}")
         return 2
     except (OSError, ImportError, InstrumentError) as error:
         _say(folder, given.run, str(error) if isinstance(error, InstrumentError) else repr(error))

@@ -10,9 +10,14 @@ import pytest
 from sglang_instrument.analysis import Finding, findings_of, open_run
 from sglang_instrument.testing import SlowCalls, SlowEngine, synthetic_run
 
-COMMANDS = "`workers LOGS --step 3 --worker 2`, `profile capture --run LOGS --workers 2`"
 SLOW = SlowEngine(step=3, worker=2, factor=2.2)
 CLOCKS = {0: 0.0, 1: 30.0, 2: -4.0}
+
+
+def commands(folder: Path) -> str:
+    """Return the end of the advice; pytest's folders need no quotes."""
+    options = f"workers {folder} --step 3 --worker 2", f"profile capture --run {folder} --workers 2"
+    return ", ".join(f"`sglang-instrument {words}`" for words in options)
 
 
 def slow_run(folder: Path, cause: Any = SLOW, **shape: Any) -> Path:
@@ -35,7 +40,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def test_with_queue_and_cache_as_usual_it_is_the_gpu(tmp_path: Path) -> None:
     finding = first(slow_run(tmp_path, engine_clocks=CLOCKS))
-    advice = f"queue and cache as usual: look at that GPU (clock, other processes); {COMMANDS}"
+    advice = f"queue and cache as usual: look at that GPU (clock, other processes); {commands(tmp_path)}"
     assert finding.advice == advice
     numbers = finding.evidence
     assert numbers["decode_token_sec"] / numbers["others_decode_token_sec"] == pytest.approx(2.2, rel=0.1)
@@ -66,7 +71,7 @@ def test_calls_that_queued_longer_are_no_fault_of_the_gpu(tmp_path: Path) -> Non
     assert finding.advice.startswith(f"its calls queued {queue:.2g} s, those of the other workers did not")
     assert "look at which requests it gets" in finding.advice
     assert "GPU" not in finding.advice
-    assert finding.advice.endswith(COMMANDS)
+    assert finding.advice.endswith(commands(folder))
 
 
 def test_a_cache_that_was_hit_less_is_named(tmp_path: Path) -> None:
@@ -93,7 +98,9 @@ def test_a_cache_that_was_hit_less_is_named(tmp_path: Path) -> None:
 
 def test_without_engine_logs_the_advice_names_all_three(tmp_path: Path) -> None:
     finding = first(slow_run(tmp_path))
-    assert finding.advice == f"look at its GPU (clock, other processes), queue and cache: {COMMANDS}"
+    assert (
+        finding.advice == f"look at its GPU (clock, other processes), queue and cache: {commands(tmp_path)}"
+    )
     assert finding.evidence.keys() == {"times", "calls"}
 
 

@@ -37,7 +37,7 @@ def test_the_side_that_waits_is_named_with_its_time(sec: float, cause: str | Non
         assert finding.step is None
         assert finding.lost_sec > 5.0
         assert finding.evidence["share"] >= 0.2
-        assert "loop LOGS" in finding.advice
+        assert "`sglang-instrument loop /" in finding.advice
 
 
 @pytest.mark.parametrize("sec", [8.0, 90.0])

@@ -26,6 +26,8 @@ WORDS = {
     "plain_text",
     "sparkline",
     "regular_files",
+    "extras",
+    "whole_commands",
 }
 FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}

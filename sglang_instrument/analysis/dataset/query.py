@@ -18,12 +18,12 @@ from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.store.records import RECORDS
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.extras import install_extra
 from sglang_instrument.safe_files.folder import SafeFolder
 
 #: The days since 1970 of 0001-01-02 and 9999-12-30: time zones shift by up to a day.
 _FIRST_DAY: Final = -719_161
 _LAST_DAY: Final = 2_932_895
-_EXTRA: Final = "pip install 'sglang-instrument[sql]'"
 _WORD: Final = re.compile(r"\w+")
 _COMMENTS: Final = re.compile(r"\bcomment\b|\bduckdb_(columns|views|tables)\b", re.IGNORECASE)
 _CONFIG: Final = {
@@ -131,7 +131,7 @@ def _duckdb() -> Any:
     try:
         import duckdb
     except ModuleNotFoundError as missing:
-        raise InstrumentError(f"SQL needs {missing.name}: {_EXTRA}") from missing
+        raise InstrumentError(f"SQL needs {missing.name}: {install_extra('sql')}") from missing
     return duckdb
 
 

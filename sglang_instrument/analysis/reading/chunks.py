@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from sglang_instrument.errors import LogError
+from sglang_instrument.extras import install_extra
 from sglang_instrument.regular_files import demand_plausible, open_regular
 
 CHUNK_BYTES: Final = 512 * 1024  # the decoded lines of a chunk fit into the processor's cache
@@ -30,7 +31,7 @@ def open_log(path: Path) -> BinaryIO:
     try:
         import zstandard
     except ModuleNotFoundError:
-        raise LogError("zstandard is missing: pip install 'sglang-instrument[analysis]'") from None
+        raise LogError(f"zstandard is missing: {install_extra('analysis')}") from None
     return io.BufferedReader(_ZstdStream(zstandard, open_regular(path)))
 
 

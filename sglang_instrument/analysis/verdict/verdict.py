@@ -28,6 +28,7 @@ from sglang_instrument.analysis.verdict.excess import (
     slowest_step,
 )
 from sglang_instrument.analysis.verdict.overlaps import findings_in
+from sglang_instrument.whole_commands import whole_commands
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -68,13 +69,14 @@ def judge(run: "Run", over: bool | None = None, paths: Paths | None = None) -> V
         paths: As in `Evidence.of`.
     """
     evidence = Evidence.of(run, over, paths)
-    findings = with_engine_logs(run, _findings(evidence))
+    findings = _with_whole_commands(with_engine_logs(run, _findings(evidence)), run)
     advice = findings[0].advice if findings else ""
     slowest = slowest_step(evidence.windows)
     sentences = [_ended(evidence, findings)]
     if slowest is not None and slowest.times >= _FAR and not _is_explained(slowest, findings):
         sentences.append(_slow(evidence, slowest, findings))
-        advice = advice or f"its parts: `summary LOGS --step {slowest.step}`"
+        parts = f"its parts: `summary LOGS --step {slowest.step}`"
+        advice = advice or whole_commands(parts, run.logs)
     sentences = [words for words in sentences if words]
     if not findings:
         if sentences:
@@ -132,6 +134,10 @@ def _ended(evidence: Evidence, findings: list[Finding]) -> str:
 def _findings(evidence: Evidence) -> list[Finding]:
     ordered = in_order_of_weight(findings_in(evidence))
     return [replace(finding, advice=finding.advice or advice_of(finding)) for finding in ordered]
+
+
+def _with_whole_commands(findings: list[Finding], run: "Run") -> list[Finding]:
+    return [replace(finding, advice=whole_commands(finding.advice, run.logs)) for finding in findings]
 
 
 def in_order_of_weight(findings: Iterable[Finding]) -> list[Finding]:

@@ -11,6 +11,7 @@ from typing import Final
 from sglang_instrument.cli import select
 from sglang_instrument.cli.tables import print_json, print_line, reading
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.extras import install_extra
 
 HELP: Final = """\
 Draw a run as figures, a file each. docs/how-to/figures.md shows them and explains how to read them.
@@ -57,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from sglang_instrument.report.figures.drawing import FIGURES, choose, draw
     except ModuleNotFoundError as missing:
-        hint = "pip install 'sglang-instrument[report]'"
-        raise InstrumentError(f"plot needs {missing.name}: {hint}") from missing
+        raise InstrumentError(f"plot needs {missing.name}: {install_extra('report')}") from missing
 
     names = _names(args.figure, list(FIGURES))
     _demand_numbers(args)

@@ -11,6 +11,7 @@ from sglang_instrument import __version__
 from sglang_instrument.cli import select
 from sglang_instrument.cli.tables import print_json, print_line, progress_line, reading
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.extras import install_extra
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -51,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
         from sglang_instrument.report.html.build import write_report
         from sglang_instrument.report.html.chosen import MOST_SPANS
     except ModuleNotFoundError as missing:
-        raise InstrumentError(
-            f"report needs {missing.name}: pip install 'sglang-instrument[report]'"
-        ) from missing
+        raise InstrumentError(f"report needs {missing.name}: {install_extra('report')}") from missing
     most = MOST_SPANS if args.spans is None else args.spans
     if most < 0:
         raise InstrumentError(f"--spans must be at least 0, got {most}")

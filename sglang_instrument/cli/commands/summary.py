@@ -12,7 +12,7 @@ from sglang_instrument.analysis.tables.rollout.ledger import LEDGER, STEP_PARTS
 from sglang_instrument.analysis.tables.rollout.periods import PERIODS
 from sglang_instrument.analysis.tables.rollout.steps import STEPS
 from sglang_instrument.analysis.tables.rollout.workers import WORKERS
-from sglang_instrument.analysis.tables.run.findings import FINDINGS, findings_json
+from sglang_instrument.analysis.tables.run.findings import FINDINGS
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.commands import engine_logs
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         else StepTables.of(opened.name, len(opened.worker_ranks), of_steps, args.validate, chosen)
     )
     if args.json:
-        said = {"verdict": verdict.sentence, "findings": findings_json(findings, str(args.logs))}
+        said = {"verdict": verdict.sentence, "findings": FINDINGS.in_json(map(asdict, findings))}
         if tables is None:
             rows = periods_printed.json_of(args.by, periods)
             print_json({"folder": str(opened.folder), **said, **rows, "health": asdict(opened.health)})
@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
     if why:
         print_told("why", why)
     if verdict.advice:
-        print_told("advice", whole_commands(verdict.advice, str(args.logs)))
+        print_told("advice", verdict.advice)
     if words := settings_words(settings_of_run(opened)):
         settings_line = f'{words}; `sql LOGS "from settings"` lists all'
         print_told("settings", whole_commands(settings_line, str(args.logs)))

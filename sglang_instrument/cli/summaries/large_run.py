@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sglang_instrument.analysis.tables.run.findings import findings_json
+from sglang_instrument.analysis.tables.run.findings import FINDINGS
 from sglang_instrument.cli import select
 from sglang_instrument.cli.summaries import periods as period_tables
 from sglang_instrument.cli.summaries.tables import StepTables, print_tables
@@ -35,7 +35,7 @@ def tell(args: argparse.Namespace, long: LongSummary, settings: str) -> int:
 
     vars(args)["lost"] = long.lost
     chosen = select.steps_among(long.name, long.rows, args) if args.step else None
-    said = {"verdict": long.sentence, "findings": findings_json(long.findings, str(args.logs))}
+    said = {"verdict": long.sentence, "findings": FINDINGS.in_json(map(asdict, long.findings))}
     if args.by:
         rows = long.rows.filter(select.chosen(args, chosen))
         periods = period_table(rows, long.launches, args.by).to_dicts()
@@ -59,7 +59,7 @@ def tell(args: argparse.Namespace, long: LongSummary, settings: str) -> int:
     label = "verdict of the whole run" if chosen else "verdict"
     print_told(label, long.sentence, "bold red" if long.findings else "bold green")
     if long.findings and long.findings[0].advice:
-        print_told("advice", whole_commands(long.findings[0].advice, str(args.logs)))
+        print_told("advice", long.findings[0].advice)
     if settings:
         settings_line = f'{settings}; `sql LOGS "from settings"` lists all'
         print_told("settings", whole_commands(settings_line, str(args.logs)))

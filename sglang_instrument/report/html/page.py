@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.extras import install_extra
 from sglang_instrument.plain_text import plain_lines
 from sglang_instrument.report.html.numbers import count, decimal, percent, seconds, short_bytes, short_count
 from sglang_instrument.report.palette import COLOURED, PART_COLOURS, as_css, part_of
@@ -125,4 +126,4 @@ def _plotly() -> bytes:
         path = Path(folder, "package_data", "plotly.min.js")
         if path.is_file():
             return path.read_bytes()
-    raise InstrumentError("the report needs plotly: pip install 'sglang-instrument[report]'")
+    raise InstrumentError(f"the report needs plotly: {install_extra('report')}")

@@ -16,7 +16,7 @@ from sglang_instrument.analysis.answers.workers import chain_of
 from sglang_instrument.analysis.reading.processes import read_process
 from sglang_instrument.errors import LogError
 from sglang_instrument.report.html.chosen import Chosen
-from sglang_instrument.whole_commands import whole_commands, words_and_commands
+from sglang_instrument.whole_commands import words_and_commands
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -45,7 +45,7 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
         "folder": run.name,
         "clean": verdict.calm,
         "verdict": verdict.sentence,
-        "advice": words_and_commands(whole_commands(verdict.advice, run.logs)),
+        "advice": words_and_commands(verdict.advice),
         "findings": [
             {**asdict(finding), "key": _where(finding)} for finding in findings[: _MOST_FINDINGS + 1]
         ],

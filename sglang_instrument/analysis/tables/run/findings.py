@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.analysis.tables.shared import VALIDATE
 from sglang_instrument.analysis.tables.table import Table
-from sglang_instrument.whole_commands import whole_commands
 
 if TYPE_CHECKING:
     import polars as pl
 
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 
 def _make(run: Run) -> pl.DataFrame:
+    from dataclasses import asdict
+
     from sglang_instrument.analysis.answers.as_json import as_json
     from sglang_instrument.analysis.verdict.verdict import findings_of
 
     all_findings = findings_of(run)
     return FINDINGS.of_rows(
         {**asdict(finding), "evidence": as_json(finding.evidence).decode()} for finding in all_findings
-    )
-
-
-def findings_json(findings: Iterable[Finding], logs: str) -> list[dict[str, Any]]:
-    """Return what `--json` prints of findings; the commands of their advice open `logs`."""
-    return FINDINGS.in_json(
-        {**asdict(finding), "advice": whole_commands(finding.advice, logs)} for finding in findings
     )
 
 
@@ -50,7 +41,7 @@ FINDINGS: Final = Table(
         Column("event", "the event or kind of work that took the time"),
         Column("lost_sec", "how much sooner the step would have ended without it", "time"),
         Column("sentence", "the finding in words"),
-        Column("advice", "what to look at next; LOGS in its commands is the folder of the run"),
+        Column("advice", "what to look at next"),
         Column("evidence", "the numbers behind it", "object"),
     ),
 )
