@@ -24,6 +24,7 @@ Sync = Literal["auto", "always", "events", "off"]
 Durability = Literal["buffered", "line"]
 Detail = Literal["step", "request", "turn", "all"]
 EngineDetail = Literal["off", "requests", "batches"]
+FollowerPriority = Literal["idle", "low", "normal"]
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -50,6 +51,7 @@ class Config(Struct, frozen=True, kw_only=True):
     trainers: tuple[str, ...] = ()
     all_ranks: bool = False
     scalars: bool = False
+    follower_priority: FollowerPriority = "idle"
     profile_steps: str = ""
     profile_workers: str = "0"
     profile_options: str = ""
@@ -254,6 +256,7 @@ _RULES: Final[dict[str, tuple[Callable[[Any], object], str]]] = {
     "durability": _one_of(Durability),
     "detail": _one_of(Detail),
     "engine_detail": _one_of(EngineDetail),
+    "follower_priority": _one_of(FollowerPriority),
     "sample_requests": (lambda share: 0 <= share <= 1, "between 0 and 1"),
     "log_dir": (lambda path: "\0" not in path, "a path, without NUL characters"),
     "hang_after_sec": (lambda seconds: 0 < seconds < 1e9, "more than 0 seconds, and less than 1e9"),

@@ -1,7 +1,8 @@
 """Follow a run: `python -m sglang_instrument.live LOGS` writes the numbers of each step once it is finished.
 
-`install(scalars=True)` starts this process beside the training, with the lowest priority. It reads the run's
-files and appends a line a step to `LOGS/live/scalars.jsonl`. It ends with the process that started it.
+`install(scalars=True)` starts this process beside the training, with the priority of the setting
+`follower_priority`. It reads the run's files and appends a line a step to `LOGS/live/scalars.jsonl`. It ends
+with the process that started it.
 """
 
 import argparse
@@ -15,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, get_args
 
 import msgspec
 
+from sglang_instrument.config import FollowerPriority
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.extras import install_extra
 from sglang_instrument.live.children import yield_to_training
@@ -54,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         return is_alive() and not terminated.is_set()
 
     if given.driver:
-        yield_to_training()
+        yield_to_training(given.priority)
     try:
         _ours(folder).make()
         with _ours(folder).changing("lock") as lock:
@@ -174,6 +176,8 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m sglang_instrument.live", description=__doc__)
     parser.add_argument("logs", metavar="LOGS", help="the run's folder")
     parser.add_argument("--run", help="id of the run; default: the newest one in the folder")
+    priorities = get_args(FollowerPriority)
+    parser.add_argument("--priority", choices=priorities, default="idle", help="with --driver (idle)")
     parser.add_argument("--driver", type=int, help="number of the process to end with")
     return parser.parse_args(arguments)
 

@@ -24,6 +24,7 @@ from sglang_instrument.live.schedulers import schedulers_now
 from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepDone, StepNow
 from sglang_instrument.live.words import duration
 from sglang_instrument.plain_text import plain
+from sglang_instrument.processors import processors
 
 _ALIVE_EVERY_SEC: Final = 2.0
 _OVER_SEC: Final = 3600.0  # without a line, a run whose processes cannot be asked is over
@@ -74,7 +75,7 @@ class FollowedRun:
         self._rests_until = 0.0
         self._unasked: set[StepKey] = set()  # finished, and to be asked for after the rest
         self._left_out = 0
-        self._processors = len(os.sched_getaffinity(0))
+        self._processors = processors()
         self._asked_earlier = False
         self._begun = time.monotonic()
         self._run_id: str | None = None

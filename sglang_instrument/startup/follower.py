@@ -25,10 +25,11 @@ class FollowerProcess:
     Args:
         folder: The run's folder.
         run_id: Id of this launch.
+        priority: Its priority: the setting `follower_priority`.
     """
 
-    def __init__(self, folder: Path, run_id: str) -> None:
-        options = (f"--run={run_id}", f"--driver={os.getpid()}")
+    def __init__(self, folder: Path, run_id: str, priority: str = "idle") -> None:
+        options = (f"--run={run_id}", f"--driver={os.getpid()}", f"--priority={priority}")
         self._command = [sys.executable, "-m", _MODULE, str(folder), *options]
         self._lock = RLock()
         self._pid: int | None = None

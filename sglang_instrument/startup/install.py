@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sglang_instrument
 from sglang_instrument import config as settings
 from sglang_instrument import launchers
-from sglang_instrument.config import Config, Detail, Durability, EngineDetail, Sync
+from sglang_instrument.config import Config, Detail, Durability, EngineDetail, FollowerPriority, Sync
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.startup import run_ids
@@ -46,6 +46,7 @@ def install(
     trainers: str | Iterable[str] | None = None,
     all_ranks: bool | None = None,
     scalars: bool | None = None,
+    follower_priority: FollowerPriority | None = None,
     profile_steps: str | None = None,
     profile_workers: str | None = None,
     profile_options: str | None = None,
@@ -88,6 +89,8 @@ def install(
         all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise only the first does.
         scalars: Whether a process beside the training computes what is known of each finished step, and the
             trainer's tracker gets it as `rollout/...`; see docs/how-to/tracker.md.
+        follower_priority: Of that process: "idle" runs only where nothing else wants to, "low" is nice 19,
+            "normal" as any process. Default "idle".
         profile_steps: Steps in which the engines' profilers record, such as "5-7,20".
         profile_workers: Workers or servers whose engines are profiled, such as "0-3" or "all". Default "0".
         profile_options: What the profilers record: "num_steps=20,activities=CPU+GPU"; see

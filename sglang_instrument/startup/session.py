@@ -271,7 +271,7 @@ def _follower_for(config: Config) -> "FollowerProcess | None":
         return None
     from sglang_instrument.startup.follower import FollowerProcess
 
-    return FollowerProcess(config.folder, config.run_id)
+    return FollowerProcess(config.folder, config.run_id, config.follower_priority)
 
 
 def program(words: list[str]) -> list[str]:

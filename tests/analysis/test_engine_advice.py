@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,4 +110,9 @@ def test_other_findings_stay_as_they_are(tmp_path: Path) -> None:
     logged = findings_of(open_run(slow_run(tmp_path / "told", cause, engine_clocks=CLOCKS)))
     silent = findings_of(open_run(slow_run(tmp_path / "silent", cause)))
     assert logged
-    assert logged == silent
+    assert [replace(finding, advice="") for finding in logged] == [
+        replace(finding, advice="") for finding in silent
+    ]
+    assert [finding.advice.split("`")[0] for finding in logged] == [
+        finding.advice.split("`")[0] for finding in silent
+    ]

@@ -136,8 +136,8 @@ def test_a_command_without_its_packages_names_the_command_to_install_them(logs: 
     assert done.stdout.splitlines() == [f"{command} 2" for command in commands]
     for command, said in zip(commands, done.stderr.splitlines(), strict=True):
         name = command.partition(" ")[0]
-        told, command = said.split(" -m pip install ")
-        assert re.fullmatch(rf"sglang-instrument: {name} needs (polars|rich): {sys.executable}", told)
+        complaint, command = said.split(" -m pip install ")
+        assert re.fullmatch(rf"sglang-instrument: {name} needs (polars|rich): {sys.executable}", complaint)
         assert any(word.startswith("polars") for word in shlex.split(command))
 
 

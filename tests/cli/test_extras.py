@@ -68,5 +68,5 @@ def test_without_pip_the_command_is_that_of_uv(monkeypatch):
 def test_no_text_of_the_package_tells_pip_to_fetch_our_name_from_an_index():
     pattern = "pip install.*[^/a-z]sglang[-_]instrument"
     search = ["git", "grep", "-nE", pattern, "--", "sglang_instrument", "patches"]
-    told = subprocess.run(search, cwd=ROOT, capture_output=True, text=True)
-    assert (told.returncode, told.stdout) == (1, "")
+    searched = subprocess.run(search, cwd=ROOT, capture_output=True, text=True)
+    assert (searched.returncode, searched.stdout) == (1, "")

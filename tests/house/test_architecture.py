@@ -27,6 +27,7 @@ WORDS = {
     "sparkline",
     "regular_files",
     "extras",
+    "processors",
     "whole_commands",
 }
 FACADE = {"auto", "rollout"}

@@ -66,7 +66,7 @@ def test_every_setting_stands_in_the_table_in_order_with_its_default():
     assert [(cells[0].strip("`"), cells[2]) for cells in rows("All settings")] == expected
 
 
-@pytest.mark.parametrize("name", ["sync", "durability", "detail", "engine_detail"])
+@pytest.mark.parametrize("name", ["sync", "durability", "detail", "engine_detail", "follower_priority"])
 def test_the_values_of_a_setting_are_those_that_it_takes(name):
     [values] = [cells[1] for cells in rows("All settings") if cells[0] == f"`{name}`"]
     allowed, _ = config._RULES[name]

@@ -412,12 +412,24 @@ def test_the_follower_ends_with_a_driver_that_is_killed_and_runs_at_the_lowest_p
     driver = drive(tmp_path, "time.sleep(600)")
     assert driver.stdout.readline() == "no children\n"
     [follower] = followers_of(tmp_path / "run")
-    assert os.getpriority(os.PRIO_PROCESS, follower) == 19
+    wait_until(lambda: os.sched_getscheduler(follower) == os.SCHED_IDLE)
     opened = {os.path.realpath(f"/proc/{follower}/fd/{number}") for number in (0, 1, 2)}
     assert opened == {"/dev/null"}
     driver.send_signal(signal.SIGKILL)
     driver.communicate(timeout=ENDS_SEC)
     wait_until(lambda: not followers_of(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("priority", "nice"), [("low", 19), ("normal", 0)])
+def test_the_followers_priority_is_a_setting(tmp_path, priority, nice):
+    driver = drive(tmp_path, "time.sleep(600)", SGLANG_INSTRUMENT_FOLLOWER_PRIORITY=priority)
+    assert driver.stdout.readline() == "no children\n"
+    wait_until((tmp_path / "run" / "live" / "lock").exists)  # made after it has set its priority
+    [follower] = followers_of(tmp_path / "run")
+    assert os.getpriority(os.PRIO_PROCESS, follower) == nice + os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.sched_getscheduler(follower) == os.SCHED_OTHER
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate(timeout=ENDS_SEC)
 
 
 def test_children_and_other_ranks_start_no_follower(tmp_path):

@@ -1,6 +1,5 @@
 """Read the files of a run on this machine, in up to one process per core."""
 
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from sglang_instrument.analysis.executors.worker_processes import read_in_proces
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import UnreadableFolderError, entries, log_files, other_files
 from sglang_instrument.collect import on_node
+from sglang_instrument.processors import processors
 
 _MOST_PROCESSES: Final = 16
 
@@ -58,7 +58,7 @@ class LocalExecutor:
         return self.read_batches(split_files(files, self._processes_for(files)), job, progress)
 
     def _processes_for(self, files: Sequence[File]) -> int:
-        return worthwhile_processes(files, min(_cores(), self._most_processes))
+        return worthwhile_processes(files, min(processors(), self._most_processes))
 
     def read_batches(
         self, batches: Sequence[list[File]], job: Job, progress: Progress | None = None
@@ -104,7 +104,3 @@ def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
 def sizes_here(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Return what lies in a run's folder of this machine: `on_node.sizes`."""
     return on_node.sizes_in(str(folder))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from sglang_instrument.live.outside.stacks import stack_of
+from sglang_instrument.processors import processors
 
 Doing = Literal["runs", "sleeps", "stopped", "frozen", "disk"]
 
@@ -131,7 +132,7 @@ def _compared(pid: int, before: _Look, now: _Look) -> View:
 
 def _least_per_sec() -> float:
     """Return how often a thread that waits for the lock wakes up at least, on a host as busy as this one."""
-    busy = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    busy = os.getloadavg()[0] / processors()
     return max(_LEAST_WHEN_BUSY, _LEAST_PER_SEC / max(1.0, busy))
 
 
