@@ -13,6 +13,7 @@ from sglang_instrument.analysis.reading.folders import is_part
 from sglang_instrument.errors import LogError
 from sglang_instrument.live.busy import ThreadWork
 from sglang_instrument.live.followed_run import FollowedRun, wall_us
+from sglang_instrument.live.outside.runs_beside import RunBeside, runs_beside
 from sglang_instrument.live.state import Problem, Snapshot
 from sglang_instrument.plain_text import plain
 
@@ -34,6 +35,7 @@ class Follower:
         with_now: Whether snapshots have the step in progress; without it, only finished ones.
         with_done: Whether to analyse finished steps.
         with_stacks: Whether to ask `py-spy`, once each, where silent processes stand.
+        with_runs: Whether snapshots list the runs of the folder.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Follower:
         with_now: bool = True,
         with_done: bool = True,
         with_stacks: bool = False,
+        with_runs: bool = False,
     ) -> None:
         self._logs = logs
         self.run_id = run_id
@@ -51,6 +54,8 @@ class Follower:
         )
         self._run: FollowedRun | None = None
         self._next_find = 0.0
+        self._with_runs = with_runs
+        self._runs: tuple[RunBeside, ...] = ()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._published = Snapshot(str(logs), None, wall_us(), waiting="starting")
@@ -149,6 +154,8 @@ class Follower:
         if now >= self._next_find:
             self._next_find = now + _FIND_EVERY_SEC
             self._find(now)
+            if self._with_runs:
+                self._runs = runs_beside(self._logs, self._run.folder if self._run is not None else None)
         try:
             if self._run is None:
                 self._publish(Snapshot(str(self._logs), None, wall_us(), waiting=_why_not(self._logs)))
@@ -200,7 +207,7 @@ class Follower:
         self._publish(Snapshot(str(self._logs), None, wall_us(), problems=problems, waiting=why))
 
     def _publish(self, snapshot: Snapshot) -> None:
-        self._published, self._published_at = snapshot, time.monotonic()
+        self._published, self._published_at = replace(snapshot, runs=self._runs), time.monotonic()
 
 
 def newest_run(logs: Path) -> Path | None:

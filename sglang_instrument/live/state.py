@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from sglang_instrument.live.forecasting.result import Forecast as Forecast
 from sglang_instrument.live.outside.gpus import GpuNow as GpuNow
+from sglang_instrument.live.outside.runs_beside import RunBeside as RunBeside
 from sglang_instrument.live.problems.problem import Problem as Problem
 
 #: Where an open request, or the worker itself, is: the keys of `StepNow.open` and `WorkerNow.open`, in the
@@ -206,6 +207,7 @@ class Snapshot:
         ended_us: When the last line was written, if it ended: ages of problems stop there.
         waiting: What the follower still waits for, such as "logs/x: no such folder yet"; None once it reads.
         behind_sec: How far its reading is behind the files.
+        runs: Those of the folder of runs, the newest first, for the page; () where nothing asks for them.
         catching_up: Whether more was there than one round reads, so that all counts are still too low.
     """
 
@@ -224,6 +226,7 @@ class Snapshot:
     waiting: str | None = None
     behind_sec: float = 0.0
     catching_up: bool = False
+    runs: tuple[RunBeside, ...] = ()
 
     @property
     def until_us(self) -> int:

@@ -27,6 +27,7 @@ WORDS = {
     "sparkline",
     "regular_files",
     "extras",
+    "part_colours",
     "processors",
     "whole_commands",
 }

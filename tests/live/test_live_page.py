@@ -1,9 +1,12 @@
 """The live page refreshes itself, can be used by everybody, and loads nothing from elsewhere."""
 
+import json
+import os
+
 import pytest
 from axe import axe_source, violations
 from browser import browser
-from live_served import hanging, read_on, served
+from live_served import get, hanging, read_on, served
 from live_writer import LiveRun
 
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -94,6 +97,50 @@ def test_the_names_in_logs_are_text(opened, run):
         opened.driver.get(server.url)
         assert "<script>alert(1)</script>" in opened.text("requests")
         assert opened.js("document.querySelectorAll('main script').length") == 0
+
+
+BARS = """
+[...document.querySelectorAll('.bars g')].map(bar => [bar.querySelector('title').textContent,
+    [...bar.querySelectorAll('rect')].reduce((sum, part) => sum + part.getBBox().height, 0)])
+"""
+RUNS = (
+    "[...document.querySelectorAll('#runs tr')].map(row => [...row.children].map(cell => cell.textContent))"
+)
+
+
+def test_the_last_steps_are_a_chart_whose_bars_are_as_high_as_their_steps(opened, whole):
+    look(opened, "light", 1280)
+    opened.driver.get_log("browser")  # of earlier tests
+    opened.driver.get(whole.url)
+    done = json.loads(get(whole, "/api/now")[2])["done"]
+    sums = [sum(step["ledger"].values()) for step in done]
+    bars = opened.js(BARS)
+    assert [title.partition(":")[0] for title, _ in bars] == [f"step {step['step']}" for step in done]
+    assert [high for _, high in bars] == pytest.approx([100 * sec / max(sums) for sec in sums], abs=0.5)
+    sentence = opened.js("document.querySelector('.bars').getAttribute('aria-label')")
+    assert sentence.startswith(f"The last {len(done)} steps, each until the next began")
+    assert f"(step {done[sums.index(max(sums))]['step']})" in sentence
+    assert (
+        opened.js("getComputedStyle(document.querySelector('.bars .part-engine')).fill") == "rgb(0, 114, 178)"
+    )
+    assert "engine" in opened.text("chart").splitlines()
+    assert opened.driver.get_log("browser") == []
+
+
+def test_the_runs_of_the_folder_are_listed_and_the_one_on_the_page_is_named(opened, run, tmp_path):
+    older = synthetic_run(tmp_path / "older", steps=2, workers=1, requests=1)
+    for path in [older, *older.rglob("*")]:
+        os.utime(path, (1, 1))
+    (tmp_path / "notes").mkdir()
+    for logs in (tmp_path, run.folder):  # the folder of runs, or a run in it
+        with served(logs) as (server, _):
+            opened.driver.get(server.url)
+            assert [row[:3] for row in opened.js(RUNS)] == [["exp", "this page", "7"], ["older", "", "2"]]
+            runs = json.loads(get(server, "/api/now")[2])["runs"]
+            assert [(beside["name"], beside["is_followed"]) for beside in runs] == [
+                ("exp", True),
+                ("older", False),
+            ]
 
 
 def test_a_table_without_rows_is_not_shown(opened, tmp_path):

@@ -21,7 +21,7 @@ EVIL = "<script>alert(1)</script>"  # the name of a request
 @contextmanager
 def served(logs: Path, port: int = 0, with_done: bool = False) -> Iterator[tuple[LiveServer, Follower]]:
     """Serve what is there, as a follower without a thread knows it; yield the server and the follower."""
-    follower = Follower(logs, with_done=with_done)
+    follower = Follower(logs, with_done=with_done, with_runs=True)
     follower.catch_up()
     server = LiveServer(follower, "127.0.0.1", port)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

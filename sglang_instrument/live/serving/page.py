@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument.live import gauge_words, words
-from sglang_instrument.live.state import OpenRequest, SchedulerNow, Snapshot, StepDone, WorkerNow
+from sglang_instrument.live.serving.chart import chart_css, chart_of
+from sglang_instrument.live.state import OpenRequest, RunBeside, SchedulerNow, Snapshot, StepDone, WorkerNow
 from sglang_instrument.plain_text import plain
 
-_TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_TEMPLATE: Final = (
+    Path(__file__).with_name("page.html").read_text(encoding="utf-8").replace("/* parts */", chart_css())
+)
 _SCRIPT: Final = _TEMPLATE.partition("<script>")[2].partition("</script>")[0]
 _STYLE: Final = _TEMPLATE.partition("<style>")[2].partition("</style>")[0]
 _BAD: Final = ("hangs", "dead")
@@ -55,6 +58,7 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "where", _text(words.where(step.open)) if step is not None else ""
     yield "ended", "" if snapshot.ended is None else _text(f"ended: {snapshot.ended}")
     yield "problems", "".join(_problems(snapshot))
+    yield "chart", chart_of(snapshot.done)
     shown = sorted(snapshot.workers, key=lambda worker: worker.state not in _BAD)[:_SHOWN]
     some = f", {len(shown)} of {len(snapshot.workers)}"
     yield "of-workers", some if len(shown) < len(snapshot.workers) else ""
@@ -67,6 +71,7 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "gpus", "".join(_row(*map(_text, gauge_words.gpu_cells(gpu))) for gpu in snapshot.gpus)
     yield "ledger", "".join(map(_part, words.ledger_rows(snapshot.done, _STEPS)))
     yield "steps", "".join(map(_done, reversed(snapshot.done[-_STEPS:])))
+    yield "runs", "".join(_run(run, snapshot.at_us) for run in snapshot.runs)
 
 
 def _problems(snapshot: Snapshot) -> Iterator[str]:
@@ -126,6 +131,16 @@ def _done(step: StepDone) -> str:
         _duration(step.p99_sec),
         "" if step.straggler is None else f"worker {step.straggler}: {words.duration(step.straggler_sec)}",
         _text(mostly),
+    )
+
+
+def _run(run: RunBeside, at_us: int) -> str:
+    written = max(0.0, (at_us - run.written_us) / 1e6)
+    return _row(
+        _text(run.name),
+        "this page" if run.is_followed else "",
+        "" if run.newest_step is None else str(run.newest_step),
+        f"{words.duration(written)} ago" if run.written_us else "",
     )
 
 

@@ -32,7 +32,7 @@ def serve(
     Raises:
         LogError: Nothing can listen there.
     """
-    follower = Follower(logs, run_id, with_stacks=with_stacks)
+    follower = Follower(logs, run_id, with_stacks=with_stacks, with_runs=True)
     server = LiveServer(follower, *address_of(address))
     signal.signal(signal.SIGTERM, _interrupt)
     say(f"{server.url} shows the run; Prometheus reads {server.url}metrics; Ctrl-C ends")
