@@ -103,12 +103,12 @@ def two_runs(page: Browser, folder: Path) -> None:
 
 def live(page: Browser, folder: Path) -> None:
     """Picture the page of `watch --listen`: a made-up step in which a tool of worker 3 does not return."""
-    run = LiveRun(synthetic_run(folder / "live", steps=8, workers=4, requests=24))
+    run = LiveRun(synthetic_run(folder / "live", steps=6, workers=4, requests=24))
     hanging(run, "4-3-017")
     for worker in (1, 2):
         file = run.open(7, worker)
         for number in range(24):
-            file.request(f"r{number}", at=48, duration_sec=20 + number, tokens=400)
+            file.request(f"r{number}", time_sec=48, duration_sec=20 + number, tokens=400)
         file.open_now(50, {}, [], barrier_wait_duration=1)
     with served(run.folder, with_done=True) as (server, _):
         page.driver.get(server.url)
