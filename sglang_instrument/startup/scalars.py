@@ -17,8 +17,8 @@ from sglang_instrument.plain_text import plain
 from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.unpatched import Flag, RLock, Thread
 from sglang_instrument.regular_files import open_regular
+from sglang_instrument.startup.late_numbers import PREFIX, TrackerRows, log_late, split, with_own_step
 
-PREFIX: Final = "rollout/"
 _LOOK_SEC: Final = 0.5
 _MOST_STEPS: Final = 256  # kept in memory; a tracker asks for the last ones
 _PIECE_BYTES: Final = 256 * 1024
@@ -48,6 +48,8 @@ class Scalars:
         self._known: dict[int, dict[str, float]] = {}
         self._given: dict[int, None] = {}
         self._late: dict[int, None] = {}
+        self._rows = TrackerRows()
+        self._left_out = 0
         self._offset = 0
         self._lock = RLock()  # of what was given: threads may log at once
         self._begun: float | None = None
@@ -66,6 +68,11 @@ class Scalars:
     def stop(self) -> None:
         """Let the thread end."""
         self._stopped.set()
+        left = self._left_out + self._rows.left(self._known.get)
+        if left:
+            steps = "1 step is" if left == 1 else f"{left:,} steps are"
+            path = f"{self._folder}/live/scalars.jsonl"
+            notice("scalars: left", f"the numbers of {steps} in {path} alone: too late for the tracker")
 
     def join(self, wait_sec: float) -> None:
         """Wait for the thread's end, at most `wait_sec`: it may hang on a disk."""
@@ -83,32 +90,49 @@ class Scalars:
         Args:
             data: What the trainer logs: a dict, or a list of them. It is not changed, but copied.
             step: The step for which it is logged.
-            backends: Trackers by name that take any step: they get the numbers that came too late for the
-                call of their own step.
+            backends: Trackers by name that can have the numbers that came too late for the call of their own
+                step; see `late_numbers`.
         """
         self.start()
+        any_step, with_rows = split(backends)
         numbers = self._known.get(step)
+        with self._lock:
+            carried = self._rows.next_for(step, self._known.get) if with_rows else None
+        if with_rows and carried is not None:
+            self._rows.define(with_rows)
+            if carried != step:
+                log_late(with_own_step(self._known.get(carried, {}), carried), step, with_rows)
         if numbers is None:
-            with self._lock:
-                _keep(self._late, step, None)
             self._mind_silence()
         elif step not in self._given:
-            data = _merged(data, numbers)
+            if not with_rows:
+                data = _merged(data, numbers)
+            elif carried == step:
+                data = _merged(data, with_own_step(numbers, step))
+            else:  # the row has the numbers of an earlier step
+                log_late(numbers, step, any_step)
         with self._lock:
-            if numbers is not None:
+            if numbers is None:
+                _keep(self._late, step, None)
+            else:
                 _keep(self._given, step, None)
                 self._late.pop(step, None)
-            numbers_by_step = ((past_step, self._known.get(past_step)) for past_step in self._late)
-            late = [(past_step, known) for past_step, known in numbers_by_step if known is not None]
-            del late[_LATE_AT_ONCE:]
-            for past_step, _ in late:
-                del self._late[past_step]
-                _keep(self._given, past_step, None)
+            late = self._late_ones()
         for past_step, late_numbers in late:
             if not backends:
+                self._left_out += 1
                 notice("scalars: late", f"{_LEFT_OUT}; {self._folder}/live/scalars.jsonl has them")
-            _log_late(late_numbers, past_step, backends)
+            log_late(late_numbers, past_step, any_step)
         return data
+
+    def _late_ones(self) -> list[tuple[int, dict[str, float]]]:
+        """Return late steps whose numbers are known by now, a few at once; each only once."""
+        numbers_by_step = ((past_step, self._known.get(past_step)) for past_step in self._late)
+        late = [(past_step, known) for past_step, known in numbers_by_step if known is not None]
+        for past_step, _ in late[:_LATE_AT_ONCE]:
+            del self._late[past_step]
+            _keep(self._given, past_step, None)
+        return late[:_LATE_AT_ONCE]
 
     def _mind_silence(self) -> None:
         begun = self._begun = self._begun or time.monotonic()
@@ -183,16 +207,3 @@ def _merged(data: Any, numbers: Mapping[str, float]) -> Any:
     if isinstance(data, list) and data and isinstance(data[0], dict):
         return [_merged(data[0], numbers), *data[1:]]
     return data
-
-
-def _log_late(numbers: dict[str, float], step: int, backends: Mapping[str, Any]) -> None:
-    """Log the numbers of an earlier step; a backend that fails does not stop the others, or training."""
-    for name, backend in backends.items():
-        try:
-            if hasattr(backend, "add_scalar"):
-                for key, value in numbers.items():
-                    backend.add_scalar(key, value, step)
-            else:
-                backend.log(data=dict(numbers), step=step)
-        except BaseException as error:
-            log_swallowed(f"logging an earlier step to {name}", error)

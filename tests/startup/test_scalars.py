@@ -172,6 +172,61 @@ def test_a_step_that_is_late_is_logged_under_its_own_number_with_the_next_call(t
     assert len(board.calls) == 2
 
 
+class RowsOfGrowingSteps:
+    """What W&B does with steps, as its offline file shows: tests/trainers/verl/test_verl_tracking.py."""
+
+    def __init__(self):
+        self.rows, self.metrics = {}, []
+
+    def define_metric(self, name, step_metric):
+        self.metrics.append((name, step_metric))
+
+    def log(self, data, step):
+        if step >= max(self.rows, default=step):  # else it is dropped
+            self.rows.setdefault(step, {}).update(data)
+
+
+def test_a_tracker_with_rows_gets_late_steps_in_later_rows_one_a_row_and_in_order(tmp_path, known):
+    rows, board = RowsOfGrowingSteps(), Board()
+    backends = {"wandb": rows, "board": board}
+
+    def train(step):
+        rows.log(known.along({"loss": step}, step, backends), step)
+
+    train(1)
+    train(2)
+    for step in (1, 2, 3, 4):
+        tell(tmp_path, step, tokens=10 * step)
+    has(known, 4)
+    train(3)
+    train(3)  # as a validation does
+    train(4)
+    train(5)
+    assert rows.metrics == [("rollout/*", "rollout/step")]
+    carried = {step: (row.get("rollout/step"), row.get("rollout/tokens")) for step, row in rows.rows.items()}
+    assert carried == {1: (None, None), 2: (None, None), 3: (1, 10), 4: (2, 20), 5: (3, 30)}
+    assert [step for step, _ in sorted(board.calls)] == [1, 2, 3, 4], (
+        "it takes any step: none waits for a row"
+    )
+    known.stop()
+    [said] = notices.noticed()
+    assert "the numbers of 1 step is in" in said["notice"]
+
+
+def test_numbers_in_time_are_in_the_row_of_their_step(tmp_path, known):
+    rows = RowsOfGrowingSteps()
+    tell(tmp_path, 1, tokens=10)
+    has(known, 1)
+    assert known.along({"loss": 1}, 1, {"wandb": rows}) == {
+        "loss": 1,
+        "rollout/tokens": 10,
+        "rollout/step": 1,
+    }
+    assert rows.rows == {}
+    known.stop()
+    assert notices.noticed() == []
+
+
 def test_steps_whose_numbers_no_tracker_takes_any_more_are_said_once_and_counted(tmp_path, known):
     for step in (1, 2):
         known.along({}, step, {})
@@ -182,6 +237,8 @@ def test_steps_whose_numbers_no_tracker_takes_any_more_are_said_once_and_counted
     assert "no tracker here takes earlier steps" in said["notice"]
     assert said["times"] == 2
     assert known.of(1) == {"rollout/step_sec": 1.0}, "scalars(step) has them"
+    known.stop()
+    assert "the numbers of 2 steps are in" in notices.noticed()[1]["notice"]
 
 
 def test_a_tracker_that_raises_costs_no_other_and_training_sees_nothing(tmp_path, known):

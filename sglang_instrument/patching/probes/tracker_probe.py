@@ -4,8 +4,9 @@ Rewritten code assigns `data = PROBE(data, ...)` where the region begins. The pr
 or a copy with more entries. It records nothing.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.pickling import IDENTITY, Reduced, reduce_with_stand_in
@@ -13,6 +14,8 @@ from sglang_instrument.patching.probes.field_readers import Reader, local_argume
 from sglang_instrument.patching.tables.field_language import parsed
 from sglang_instrument.patching.tables.regions import Region
 from sglang_instrument.recording.safety.notices import log_swallowed
+
+_STEP_KEY: Final = "rollout/step"  # of the trainers with such a log
 
 
 class Feed(Protocol):
@@ -50,7 +53,7 @@ class TrackerProbe:
         self.assigns = tracker.get("data")
         self._path = tracker.get("late", "")
         self._late, *self._attributes = self._path.split(".")
-        self._late_to = tuple(name.strip() for name in tracker.get("late_to", "").split(",") if name.strip())
+        self._late_to, self._late_log = (_names(tracker.get(key, "")) for key in ("late_to", "late_log"))
         self._step, named = _step_reader(region, tracker.get("step"))
         self.enter_locals = tuple(name for name in (self.assigns, self._late, *named) if name)
 
@@ -81,9 +84,36 @@ class TrackerProbe:
         """Return the trackers that take earlier steps, by name."""
         for name in self._attributes:
             late = getattr(late, name, None)
+        if self._late_log:
+            log = next(filter(None, map(_imported, self._late_log)), None)
+            return {} if log is None else {"the trainer's log": _TrainersLog(log, late)}
         if isinstance(late, dict):
             return {name: late[name] for name in self._late_to if name in late}
         return {} if late is None else {self._path: late}
+
+
+class _TrainersLog:
+    """A function of the trainer's, `log(args, metrics, step_key)`, as a tracker: slime's and Miles'.
+
+    It finds the step among the metrics, so that W&B has it under its own step, too.
+    """
+
+    def __init__(self, log: Callable[..., object], args: Any) -> None:
+        self._log, self._args = log, args
+
+    def log(self, data: dict[str, Any], step: int) -> None:
+        """Log the numbers of a step."""
+        self._log(self._args, {**data, _STEP_KEY: step}, step_key=_STEP_KEY)
+
+
+def _imported(path: str) -> Callable[..., object] | None:
+    """Return the function "module:name", if the program has imported its module."""
+    module, _, name = path.partition(":")
+    return getattr(sys.modules.get(module), name, None)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _step_reader(region: Region, text: str | None) -> tuple[Reader | None, tuple[str, ...]]:

@@ -62,7 +62,7 @@ _REGION_KEYS: Final = _ANCHOR_KEYS | {
 _WITH_TRACKER: Final = _ANCHOR_KEYS - {"call", "entering"} | {"event", "phase", "requires", "tracker"}
 #: The keys that a region with `settings` may have, for the same reason.
 _WITH_SETTINGS: Final = _WITH_TRACKER - {"tracker"} | {"settings"}
-_TRACKER_KEYS: Final = frozenset({"data", "step", "late", "late_to"})
+_TRACKER_KEYS: Final = frozenset({"data", "step", "late", "late_to", "late_log"})
 #: Ids of the whole process that a region may set.
 OF_PROCESS: Final = ("role", "worker", "tp")
 #: Values of `engine_detail`: the lowest setting at which a table is applied.

@@ -18,9 +18,13 @@ session.scalars._known[3] = {"rollout/step_sec": 2.5, "rollout/requests": 8}
 train_metric_utils.log_perf_data_raw(3, None, False, None)
 train_metric_utils.log_perf_data_raw(3, None, True, None)
 train_metric_utils.log_perf_data_raw(4, None, True, None)
+session.scalars._known[4] = {"rollout/step_sec": 3.5}
+train_metric_utils.log_perf_data_raw(5, None, True, None)  # step 4 was late
 assert logging_utils.logged == [
     (3, {"perf/train_time": 1.0, "rollout/step": 3, "rollout/step_sec": 2.5, "rollout/requests": 8}),
     (4, {"perf/train_time": 1.0, "rollout/step": 4}),
+    (4, {"rollout/step_sec": 3.5, "rollout/step": 4}),
+    (5, {"perf/train_time": 1.0, "rollout/step": 5}),
 ], logging_utils.logged
 """
 

@@ -11,7 +11,7 @@ from conftest import ENVIRONMENTS, HERE, LIMIT_SEC, ROOT, VERSIONS, environment,
 
 TRACKERS = ENVIRONMENTS / "trackers"
 SERVER = "server"  # the environment of verl 0.9.1
-#: These take any step; W&B takes steps that grow.
+#: These take any step; W&B has rows, whose steps grow.
 WITH_FILE = "tensorboard,mlflow,file,wandb"
 WITHOUT_FILE = "tensorboard,mlflow"
 
@@ -99,7 +99,7 @@ def test_the_file_has_a_line_more_for_a_step_that_was_late(tracked, version):
 
 
 @pytest.mark.parametrize("version", ["0.6.1", SERVER])
-def test_wandb_offline_has_the_numbers_of_the_steps_that_were_known_in_time(tracked, version):
+def test_wandb_offline_has_the_numbers_under_their_own_steps(tracked, version):
     """W&B's file is a log in the layout of LevelDB: blocks of 32 KiB, in which a record may be split."""
     from_file = """
         import json, struct, sys
@@ -115,6 +115,9 @@ def test_wandb_offline_has_the_numbers_of_the_steps_that_were_known_in_time(trac
             if kind not in (1, 4):  # neither a whole record nor the last part of one
                 continue
             record, parts = wandb_internal_pb2.Record.FromString(parts), b""
+            if record.WhichOneof("record_type") == "metric":
+                metric = record.metric
+                rows.append({"metric": metric.glob_name, "over": metric.step_metric, "_step": 0})
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
                 row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
@@ -131,10 +134,12 @@ def test_wandb_offline_has_the_numbers_of_the_steps_that_were_known_in_time(trac
         check=True,
     )
     rows = {row["_step"]: row for row in json.loads(done.stdout)}
-    assert sorted(rows) == [1, 2, 3]
-    assert rows[1]["rollout/tokens"] == 40
-    assert rows[1]["loss"] == 1.0
-    assert "rollout/tokens" not in rows[2]  # late: W&B would drop it
+    assert sorted(rows) == [0, 1, 2, 3]
+    assert rows[0] == {"metric": "rollout/*", "over": "rollout/step", "_step": 0}
+    assert [rows[step]["loss"] for step in (1, 2, 3)] == [1.0, 0.5, 1.0 / 3]
+    assert (rows[1]["rollout/step"], rows[1]["rollout/tokens"]) == (1, 40)
+    assert "rollout/tokens" not in rows[2]  # not known yet
+    assert (rows[3]["rollout/step"], rows[3]["rollout/tokens"]) == (2, 80)
 
 
 def test_the_table_names_only_trackers_that_verl_has():
