@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PATIENCE_SEC: Final = 2.0
+_NOTHING: Final = "nothing was recorded"
 _UNLIMITED: Final = 100_000  # columns of output that is no terminal
 _ON_THE_LEFT: Final = ("words", "flag", "timestamp", "list", "object")  # kinds
 _LEAST_WORDS: Final = 20  # a narrow terminal cuts the words of the first column to this many characters
@@ -51,6 +52,7 @@ def print_rows(
     more: Sequence[Column] = (),
     explained: bool = True,
     cells: Mapping[str, Callable[[Row], Cell]] | None = None,
+    nothing: str = _NOTHING,
 ) -> None:
     """Print rows of a table, and below them how to have its columns explained.
 
@@ -61,6 +63,7 @@ def print_rows(
         more: Columns that only these rows have; each makes its own cells.
         explained: Whether a line says how to have the columns explained; of several tables, the last has it.
         cells: Makes the cells of some columns of the table, by name.
+        nothing: What to say where there are no rows.
     """
     made = cells or {}
     columns = [column for column in table.columns if column.terminal and _is_shown(column, rows)]
@@ -70,6 +73,7 @@ def print_rows(
         [[made.get(column.name, column.cell_of)(row) for column in columns] for row in rows],
         title=title,
         explained=explained,
+        nothing=nothing,
     )
 
 
@@ -80,7 +84,12 @@ def _is_shown(column: Column, rows: Sequence[Row]) -> bool:
 
 
 def print_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, title: str, explained: bool = False
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    title: str,
+    explained: bool = False,
+    nothing: str = _NOTHING,
 ) -> None:
     """Print a table whole; only a terminal that is too narrow for it gets less. Without rows, say so.
 
@@ -92,7 +101,7 @@ def print_table(
 
     console = _console()
     if not rows:
-        print_line(f"{title.strip()}: nothing was recorded")
+        print_line(f"{title.strip()}: {nothing}")
         return
     written = [(header, [plain(cell) for cell in cells]) for header, cells in write(columns, rows)]
     if _total(_widths(written)) > console.width:

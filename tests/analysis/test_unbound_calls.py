@@ -49,6 +49,11 @@ async def one_id_for_all(step_number, number):
         await two_turns()
 
 
+async def one_id_for_all_spans(step_number, number):
+    with bind(request_id="same"), span("request"):
+        await two_turns()
+
+
 async def ids_without_spans(step_number, number):
     with bind(request_id=f"r{step_number}.{number}"):
         await two_turns()
@@ -102,6 +107,7 @@ def commands_say(install, capsys):
             assert main([command, str(folder)]) == 0
             shown = capsys.readouterr().out.splitlines()
             lines[command] = [line.split(": ", 1)[1] for line in shown if line.startswith("not bound: ")]
+            assert not lines[command] or "nothing was recorded" not in "".join(shown)
         code = main(["check", str(folder), "--json"])
         lines["check"] = json.loads(capsys.readouterr().out)["unbound"]
         assert lines["summary"] == lines["requests"] == lines["turns"] == lines["check"]
@@ -118,6 +124,11 @@ def commands_say(install, capsys):
             spans_without_ids,
             f"{NO_REQUEST}, for 12 spans of requests have no id",
             '`with bind(request_id=...), span("request")`',
+        ),
+        (
+            one_id_for_all_spans,
+            "all 24 engine calls of all steps belong to one request, 'same'",
+            "an id of its own",
         ),
         (
             one_id_for_all,

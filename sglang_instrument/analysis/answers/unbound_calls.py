@@ -86,10 +86,10 @@ def _share_outside(run: Run) -> float:
 
 
 def _shared_id(run: Run) -> str | None:
-    """Return the id of the only request of each of several steps."""
+    """Return the one id of the requests of several steps; `span("request")` makes attempts of one id."""
     requests = run.digest.of_workers().requests
     steps = requests.select("step", "validate").n_unique()
-    if steps < 2 or len(requests) != steps or requests["request_id"].n_unique() > 1:
+    if steps < 2 or requests["request_id"].n_unique() != 1:
         return None
     shared: str | None = requests["request_id"][0]
     return shared
@@ -100,7 +100,7 @@ def _counted(run: Run, shared_id: str | None) -> UnboundCalls:
     containers = _containers(run)
     calls, without_id = 0, 0
     in_steps: dict[str, int] = defaultdict(int)
-    ends: list[tuple[int, int]] = []
+    ends: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for file, line, ids in newest_records(run, files, RequestIds):
         phase = line.phase or kind_of(line.event).phase
         if line.duration_sec is None:
@@ -111,9 +111,9 @@ def _counted(run: Run, shared_id: str | None) -> UnboundCalls:
         calls += 1
         in_steps[file.path] += ids.request_id is None
         if line.start_us is not None:
-            ends += [(line.start_us, 1), (line.end_us, -1)]
+            ends[file.path] += [(line.start_us, 1), (line.end_us, -1)]
     without_request = sum(number for number in in_steps.values() if number >= _FEWEST_CALLS)
-    at_once = _most_at_once(ends)
+    at_once = max(map(_most_at_once, ends.values()), default=0)  # in one worker: each may have a batch
     if shared_id is not None and (without_request or at_once < _FEWEST_AT_ONCE):
         shared_id = None
     return UnboundCalls(calls, without_request, without_id, shared_id, at_once, True)

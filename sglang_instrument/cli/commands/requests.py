@@ -25,7 +25,7 @@ from sglang_instrument.cli.commands.field_columns import (
     read_fields,
     with_fields,
 )
-from sglang_instrument.cli.commands.unbound import print_unbound
+from sglang_instrument.cli.commands.unbound import print_unbound, words_for_nothing
 from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading, room
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.schema import kind_of
@@ -112,8 +112,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"folder": str(opened.folder), "requests": REQUESTS.in_json(rows)})
         return 0
-    title = f"{opened.name}: the slowest of {len(table):,} requests"
-    print_rows(REQUESTS, rows, title=title, more=columns_of(rows))
+    title = f"{opened.name}: the slowest of {len(table):,} requests" if rows else f"{opened.name}: requests"
+    nothing = "" if rows else words_for_nothing(opened)
+    print_rows(REQUESTS, rows, title=title, more=columns_of(rows), nothing=nothing)
     print_unbound(opened)
     return 0
 

@@ -14,7 +14,7 @@ from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, Key
 from sglang_instrument.cli.columns import NOTHING
 from sglang_instrument.cli.commands import engine_logs
-from sglang_instrument.cli.commands.unbound import print_unbound
+from sglang_instrument.cli.commands.unbound import print_unbound, words_for_nothing
 from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 
 HELP: Final = """\
@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         title=f"{opened.name}{where}: turns",
         cells={"ended_share": lambda row: None if alone else shares.get(row["turn"] + 1)},
         explained=not (counts or tools),
+        nothing="" if turns else words_for_nothing(opened),
     )
     if alone:
         print_line(f"{engine_logs.ALONE}; each call of the engine counts here, its turn as {NOTHING}")

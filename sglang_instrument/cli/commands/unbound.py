@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 
 def print_unbound(run: Run) -> None:
     """Print a line for each thing that was not bound; nothing if all was."""
+    for sentence in _sentences(run):
+        print_told("not bound", sentence, "bold yellow")
+
+
+def words_for_nothing(run: Run) -> str:
+    """Return what a table of requests without rows says: that none is known, if calls of the engine are."""
+    return "none is known, though the engine was called" if _sentences(run) else "nothing was recorded"
+
+
+def _sentences(run: Run) -> list[str]:
     from sglang_instrument.analysis.answers.unbound_calls import unbound_calls
 
-    for sentence in unbound_calls(run).sentences:
-        print_told("not bound", sentence, "bold yellow")
+    return unbound_calls(run).sentences
