@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.store.part_records import OTHER_LINES, save_lines
-from sglang_instrument.analysis.store.records import RECORDS
+from sglang_instrument.analysis.store.records import RECORDS, save_records
 from sglang_instrument.safe_files.folder import SafeFolder
 
 
@@ -24,8 +23,7 @@ def bring_records(
     read, tables = executor.read(files, BatchJob(RECORDS), progress)
     if RECORDS in tables:
         names = [file.path for file in read for _ in file.runs]  # on a node, a file may have another name
-        rows = _named(tables[RECORDS], names)
-        save_parquet(target, f"{RECORDS}.parquet", rows)
+        save_records(target, _named(tables[RECORDS], names))
     return read
 
 

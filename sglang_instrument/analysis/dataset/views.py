@@ -9,6 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.dataset.columns import SPANS, TABLES, VIEWS, schema_of
 from sglang_instrument.analysis.dataset.record_files import RecordFile
+from sglang_instrument.analysis.store.packing import PACKED, UNPACKED_SQL
 from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS
 from sglang_instrument.analysis.tables.registry import stored_tables
 from sglang_instrument.analysis.tables.run.spans import FIELDS
@@ -20,14 +21,8 @@ _TYPES: Final[dict[Any, str]] = {
     pl.Boolean: "BOOLEAN",
     pl.Datetime("us", "UTC"): "TIMESTAMPTZ",
 }
-_END_US: Final = "coalesce(end_us, start_us + CAST(trunc(coalesce(duration_sec, 0.0) * 1e6) AS BIGINT))"
-#: What the store's records leave out, see `COLUMNS_OF_RECORDS`.
-_OF_RECORDS: Final = {
-    "end_us": _END_US,
-    "timestamp": f"make_timestamptz({_END_US})",
-    "without_nested_sec": "coalesce(without_nested_sec, duration_sec)",
-    "steps_sec": "coalesce(steps_sec, without_nested_sec, duration_sec)",
-}
+#: How the view makes columns of records that the store packs.
+_OF_RECORDS: Final = {**UNPACKED_SQL, "timestamp": f"make_timestamptz({UNPACKED_SQL['end_us']})"}
 #: A row for each event, field and type of its values in JSON.
 _FIELDS: Final = """
 CREATE VIEW fields AS
@@ -77,8 +72,8 @@ def add_comments(connection: Any) -> None:
 def _view_of_records(records: Sequence[RecordFile]) -> str:
     """Return the statement that makes `spans` of a run's records."""
     columns = ", ".join(f'{_OF_RECORDS.get(name, quoted_name(name))} AS "{name}"' for name in TABLES[SPANS])
-    kinds = COLUMNS_OF_RECORDS.items()
-    nulls = ", ".join(f'CAST(NULL AS {_TYPES[kind]}) AS "{name}"' for name, kind in kinds)
+    kinds = {**COLUMNS_OF_RECORDS, **PACKED}
+    nulls = ", ".join(f'CAST(NULL AS {_TYPES[kind]}) AS "{name}"' for name, kind in kinds.items())
     sources = [f"SELECT {nulls} WHERE false"]  # a part of another version may lack columns
     if whole := [file.path for file in records if file.only is None]:
         sources.append(f"FROM read_parquet([{', '.join(map(pattern, whole))}], union_by_name = true)")

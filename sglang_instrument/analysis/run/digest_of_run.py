@@ -60,7 +60,7 @@ def read_digest(
 def read_files_alone(
     executor: Executor, progress: Progress | None = None, run_id: str | None = None
 ) -> tuple[RunFiles, Digest]:
-    """Return what `read_digest` does, of a run with a store without its digest: for questions about records.
+    """Return what `read_digest` does, without the digest: for questions about records.
 
     The digest of files that the store lacks is made of some files at a time, and kept there.
 
@@ -68,12 +68,14 @@ def read_files_alone(
         LogError: There is no such run.
     """
     listed = executor.list_files()
-    if not is_worthwhile(listed):
-        return read_digest(executor, progress, cached=True, run_id=run_id)
-    by_path = {file.path: file for part in held_parts(executor.home, listed) for file in part.counting}
-    for some in _some_at_a_time([file for file in listed if file.path not in by_path]):
-        by_path |= {file.path: file for file in stored_digest(executor, some, progress, of_some=True)[0]}
-    files, _ = with_pruned(executor.home, [by_path[file.path] for file in listed], concat_digests([]))
+    if is_worthwhile(listed):
+        by_path = {file.path: file for part in held_parts(executor.home, listed) for file in part.counting}
+        for some in _some_at_a_time([file for file in listed if file.path not in by_path]):
+            by_path |= {file.path: file for file in stored_digest(executor, some, progress, of_some=True)[0]}
+        read = [by_path[file.path] for file in listed]
+    else:
+        read = digest_files(executor, listed, progress)[0]
+    files, _ = with_pruned(executor.home, read, concat_digests([]), files_alone=True)
     if run_id is not None:
         files = only_run(files, find_run_id(executor.folder, files, run_id))
     return RunFiles(files), concat_digests([])

@@ -28,6 +28,7 @@ from sglang_instrument.analysis.store.parts import (
     is_dataset,
     listed_files,
     read_data,
+    written_files,
 )
 from sglang_instrument.analysis.store.records import RECORDS
 from sglang_instrument.errors import LogError
@@ -42,7 +43,11 @@ _Process = tuple[str, str]  # folder and stem of a file's name: `.jsonl` and `.j
 
 
 def with_pruned(
-    folder: Path, files: list[File], digest: Digest, only: Sequence[Path] | None = None
+    folder: Path,
+    files: list[File],
+    digest: Digest,
+    only: Sequence[Path] | None = None,
+    files_alone: bool = False,
 ) -> tuple[list[File], Digest]:
     """Add the files of parts to those that are there; `pruned_us` of those that `prune` deleted says when.
 
@@ -53,6 +58,7 @@ def with_pruned(
         files: Its files that are there.
         digest: Their digest.
         only: Those of `pruned_folders` to look into; None stands for all.
+        files_alone: Whether to leave the digests of parts where they are: rows of them are not added.
 
     Raises:
         LogError: The folder is a dataset whose index cannot be read.
@@ -64,7 +70,7 @@ def with_pruned(
     by_process = _by_process(files)
     for home, counting in homes.items():
         try:
-            files_kept, digest_kept = read_kept(home)
+            files_kept, digest_kept = read_kept(home, files_alone)
         except DAMAGED as error:
             lost = File(_name_of(home), 0, 0, unreadable=str(error), pruned_us=0)
             parts.append(([lost], [lost], concat_digests([])))
@@ -78,14 +84,14 @@ def with_pruned(
     return merged, join_digests(digests, merged)
 
 
-def read_kept(home: Path) -> tuple[list[File], Digest]:
-    """Return the files and the digest of a part.
+def read_kept(home: Path, files_alone: bool = False) -> tuple[list[File], Digest]:
+    """Return the files and the digest of a part; with `files_alone`, the digest may be empty.
 
     Raises:
         DAMAGED: It cannot be read.
     """
     if (home / FILES).exists():
-        files, digest = read_data(home)
+        files, digest = (written_files(home)[1], concat_digests([])) if files_alone else read_data(home)
         part = _name_of(home) if (home / f"{RECORDS}.parquet").exists() else None
         return [msgspec.structs.replace(file, part=part) for file in files], digest
     files, digest = load_digest(home)

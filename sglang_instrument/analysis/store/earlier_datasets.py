@@ -14,7 +14,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.earlier_digest import load_digest
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
-from sglang_instrument.analysis.digests.parquet import damage_named, save_parquet, scan_table
+from sglang_instrument.analysis.digests.parquet import damage_named, scan_table
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.store.descriptions import copy_descriptions
 from sglang_instrument.analysis.store.part_records import other_lines, save_lines
@@ -28,7 +28,7 @@ from sglang_instrument.analysis.store.parts import (
     records_of,
     write_index,
 )
-from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, EARLIER_NAMES, RECORDS
+from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, EARLIER_NAMES, save_records
 from sglang_instrument.analysis.store.store import group_files
 from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder
@@ -73,7 +73,7 @@ def _part(
     folder = target / PARTS / name
     rows = _rows_of([file.path for file in files], paths)
     if len(rows):
-        save_parquet(folder, f"{RECORDS}.parquet", rows)
+        save_records(folder, rows)
         save_lines(folder, other_lines(folder.path, []))
     fill_part(folder, [msgspec.structs.replace(file, part=None) for file in files], digest.tables())
     return Part(name, list(map(key_of, files)), records_of(files))

@@ -22,7 +22,8 @@ from sglang_instrument.analysis.reading.last_open import unended_lines
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading, Source
 from sglang_instrument.analysis.reading.records.lines import NO_EXTRA, Line, Rejects, decode
 from sglang_instrument.analysis.reading.times import epoch_us
-from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, END_US, RECORDS, rows_as_read
+from sglang_instrument.analysis.store.packing import PACKED, unpacked
+from sglang_instrument.analysis.store.records import COLUMNS_OF_RECORDS, RECORDS, rows_as_read, save_records
 from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.schema import CONTROL_EVENTS, OPEN_NOW
@@ -55,7 +56,7 @@ def keep_all(target: SafeFolder, folder: Path, reading: Reading) -> None:
     Raises:
         OSError, polars.exceptions.PolarsError, LogError: It cannot be written, or tells less than the files.
     """
-    save_parquet(target, f"{RECORDS}.parquet", rows_as_read(reading), sync=True, level=_LEVEL)
+    save_records(target, rows_as_read(reading), sync=True, level=_LEVEL)
     lines = other_lines(folder, reading.files)
     save_lines(target, lines, sync=True)
     again = read_part_records(target.path, reading.files, with_extra=True)
@@ -198,9 +199,18 @@ def copy_records(target: SafeFolder, folder: Path, files: Sequence[File]) -> Non
         LogError: They cannot be read.
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
+    save_records(target, stored_rows(folder, [file.path for file in files]))
+
+
+def stored_rows(folder: Path, paths: Sequence[str] | None = None) -> pl.DataFrame:
+    """Return the records that a part holds of some files, of all (None), with `COLUMNS_OF_RECORDS`.
+
+    Raises:
+        LogError: They cannot be read.
+    """
     with _readable(folder):
-        rows = _stored_rows(folder, [file.path for file in files]).select(list(COLUMNS_OF_RECORDS)).collect()
-    save_parquet(target, f"{RECORDS}.parquet", rows)
+        rows = _rows_of(folder) if paths is None else _rows_of(folder).filter(pl.col("file").is_in(paths))
+        return rows.select(list(COLUMNS_OF_RECORDS)).collect()
 
 
 def _records(
@@ -208,25 +218,22 @@ def _records(
 ) -> pl.DataFrame:
     numbers = [(files[source.file].path, source.run_id, number) for number, source in enumerate(sources)]
     of_files = pl.DataFrame(numbers, schema=_SOURCE, orient="row")
-    rows = _rows_of(folder, of_files["file"].unique().to_list()).with_row_index("position")
+    paths = of_files["file"].unique().to_list()
+    rows = _rows_of(folder).filter(pl.col("file").is_in(paths)).with_row_index("position")
     rows = rows.join(of_files.lazy(), on=["file", "run_id"], nulls_equal=True, maintain_order="left")
     records = rows.select(pl.col(name).cast(kind) for name, kind in kinds.items()).collect()
     in_order = records["source"].is_sorted()
     return records if in_order else records.sort("source", maintain_order=True)
 
 
-def _rows_of(folder: Path, paths: Sequence[str]) -> pl.LazyFrame:
-    """Return the records of some files, with all ends."""
-    return _stored_rows(folder, paths).with_columns(end_us=pl.coalesce("end_us", END_US))
-
-
-def _stored_rows(folder: Path, paths: Sequence[str]) -> pl.LazyFrame:
-    """Return the records of some files as they are stored; a column that the part lacks is null."""
+def _rows_of(folder: Path) -> pl.LazyFrame:
+    """Return the records of a part as whole ones; a column that the part lacks is null."""
     rows = _table(folder, RECORDS)
     present = rows.collect_schema().names()
-    missing = {name: kind for name, kind in COLUMNS_OF_RECORDS.items() if name not in present}
-    rows = rows.with_columns(pl.lit(None, kind).alias(name) for name, kind in missing.items())
-    return rows.filter(pl.col("file").is_in(paths))
+    kinds = {**COLUMNS_OF_RECORDS, **PACKED}
+    stored = (pl.col(name) if name in present else pl.lit(None).alias(name) for name in kinds)
+    typed = (column.cast(kind) for column, kind in zip(stored, kinds.values(), strict=True))
+    return unpacked(rows.select(typed), present)
 
 
 def _table(folder: Path, name: str) -> pl.LazyFrame:
@@ -282,7 +289,7 @@ class KeptRecords:
         folder = self._home / file.part
         lines = _lines_in(folder, files)
         with _readable(folder):
-            rows = _rows_of(folder, [file.path for file in files]).filter(self._wanted)
+            rows = _rows_of(folder).filter(pl.col("file").is_in([file.path for file in files]), self._wanted)
             by_file = rows.select("file", "run_id", *_OF_LINE).collect().partition_by("file", as_dict=True)
         self._rows |= {str(path): table.drop("file") for (path,), table in by_file.items()}
         for path, text in lines.iter_rows():

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.digests.parquet import read_table, save_parquet
+from sglang_instrument.analysis.digests.parquet import read_table
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines
 from sglang_instrument.analysis.reading.files import Control, File, Range
 from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS
@@ -23,7 +23,7 @@ from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.reading.records.lines import Rejects, decode
 from sglang_instrument.analysis.reading.records.unfit import summed_unfit
 from sglang_instrument.analysis.store.homes import homes
-from sglang_instrument.analysis.store.part_records import LINES, other_lines, save_lines
+from sglang_instrument.analysis.store.part_records import LINES, other_lines, save_lines, stored_rows
 from sglang_instrument.analysis.store.parts import (
     PARTS,
     HeldRange,
@@ -34,7 +34,7 @@ from sglang_instrument.analysis.store.parts import (
     records_of,
     written_files,
 )
-from sglang_instrument.analysis.store.records import RECORDS, rows_as_read
+from sglang_instrument.analysis.store.records import rows_as_read, save_records
 from sglang_instrument.regular_files import open_regular
 from sglang_instrument.safe_files.folder import SafeFolder
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_NOW, STEP_CLOSED
@@ -215,7 +215,7 @@ def _stored(home: SafeFolder, held: HeldRange) -> File:
 def _write(home: SafeFolder, file: File, rows: pl.DataFrame, lines: pl.DataFrame) -> str:
     """Write the part of a range; return its name."""
     name, draft = new_part(home)
-    save_parquet(draft, f"{RECORDS}.parquet", rows)
+    save_records(draft, rows)
     save_lines(draft, lines)
     fill_part(draft, [file], {})
     finish_part(home, name)
@@ -256,10 +256,8 @@ def _without_many_small(home: SafeFolder, ranges: Sequence[HeldRange]) -> Iterat
 def _joined(home: SafeFolder, ranges: Sequence[HeldRange]) -> HeldRange:
     """Write a part with what the parts of several ranges hold, which adjoin each other."""
     folders = [home.path / PARTS / held.name for held in ranges]
-    rows, lines = (
-        pl.concat([read_table(folder / f"{table}.parquet") for folder in folders])
-        for table in (RECORDS, LINES)
-    )
+    rows = pl.concat(map(stored_rows, folders))
+    lines = pl.concat([read_table(folder / f"{LINES}.parquet") for folder in folders])
     files = [_stored(home, held) for held in ranges]
     name = _write(home, joined_file(files[-1], files), rows, lines)
     records = sum(held.records for held in ranges)

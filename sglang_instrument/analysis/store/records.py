@@ -7,6 +7,7 @@ import polars as pl
 from sglang_instrument.analysis.digests.parquet import save_parquet
 from sglang_instrument.analysis.reading.all_fields import STAMPS, TEXT_COLUMNS, with_texts
 from sglang_instrument.analysis.reading.reader import COLUMNS, Reading
+from sglang_instrument.analysis.store.packing import packed
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 from sglang_instrument.safe_files.folder import SafeFolder
@@ -26,11 +27,8 @@ EARLIER_NAMES: Final = {"self_sec": "without_nested_sec", "wall_sec": "steps_sec
 _LEVEL: Final = 6  # of zstd: 4 % smaller than by default in the same time; 9 takes twice as long for 1 % more
 # What other columns tell: the view of SQL and `part_records` make them again.
 _DERIVED: Final = frozenset({"position", "source"})
-#: The end of a record as our logs tell it, rounded down; those of others may tell another one.
-END_US: Final = pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
 #: The columns of a table of records, whose rows are in the order of the lines. `file` and `run_id` say who
-#: wrote a record. `end_us` is null where it is `END_US`, `without_nested_sec` where it is the duration,
-#: `steps_sec` where it is `without_nested_sec`. `STAMPS` tell a timestamp that is not the end of its record.
+#: wrote a record. `STAMPS` tell a timestamp that is not the end of its record.
 COLUMNS_OF_RECORDS: Final[dict[str, Any]] = {
     "file": pl.String,
     "run_id": pl.String,
@@ -51,33 +49,20 @@ def record_rows(reading: Reading) -> pl.DataFrame:
     `source` is the last column, as in `Reading.records`.
     """
     records = with_texts(reading.records)
-    records = records.with_columns(_other_end().alias("other_end_us"))
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
     instants = records.filter(pl.col("duration_sec").is_null())
     rows = pl.concat([pl.DataFrame(schema=STAMPS), spans, instants], how="diagonal")
     rows = with_files(rows, reading).sort("position")
-    rest, steps, duration = map(pl.col, ("without_nested_sec", "steps_sec", "duration_sec"))
     # As text: not every reader of Parquet knows categories.
-    rows = rows.with_columns(
-        pl.col(pl.Categorical, pl.Enum).cast(pl.String),
-        end_us="other_end_us",
-        without_nested_sec=pl.when(rest != duration).then(rest),
-        steps_sec=pl.when(steps != rest).then(steps),
-    )
+    rows = rows.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
     return rows.select(*(pl.col(name).cast(kind) for name, kind in COLUMNS_OF_RECORDS.items()), "source")
 
 
 def rows_as_read(reading: Reading) -> pl.DataFrame:
     """Return the records of files with `COLUMNS_OF_RECORDS`, but those of the nesting, in their order."""
     rows = with_files(with_texts(reading.records), reading).sort("position")
-    rows = rows.with_columns(end_us=_other_end())
     kinds = {name: kind for name, kind in COLUMNS_OF_RECORDS.items() if name not in _OF_NESTING}
     return rows.select(pl.col(name).cast(kind) for name, kind in kinds.items())
-
-
-def _other_end() -> pl.Expr:
-    """Return the ends of records; null where they are `END_US`."""
-    return pl.when(pl.col("end_us") != END_US).then("end_us")
 
 
 def with_files(records: pl.DataFrame, reading: Reading) -> pl.DataFrame:
@@ -93,6 +78,15 @@ def with_files(records: pl.DataFrame, reading: Reading) -> pl.DataFrame:
     return records.join(sources, on="source", how="left", maintain_order="left")
 
 
+def save_records(target: SafeFolder, rows: pl.DataFrame, sync: bool = False, level: int = _LEVEL) -> None:
+    """Write a table of records into the folder of a part; how spans are nested may be missing.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: It cannot be written.
+    """
+    save_parquet(target, f"{RECORDS}.parquet", packed(rows), sync, level)
+
+
 def write_records(target: SafeFolder, reading: Reading) -> pl.DataFrame:
     """Write the records of files to a file in a folder; return how many there are, by `source`.
 
@@ -100,7 +94,7 @@ def write_records(target: SafeFolder, reading: Reading) -> pl.DataFrame:
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
     rows = record_rows(reading)
-    save_parquet(target, f"{RECORDS}.parquet", rows.drop("source"), level=_LEVEL)
+    save_records(target, rows.drop("source"))
     return rows.group_by("source", maintain_order=True).agg(rows=pl.len().cast(pl.Int64))
 
 
