@@ -6,11 +6,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 from polars.dataframe.group_by import GroupBy
+from worlds import small_world
 
 from sglang_instrument.analysis.executors.local import list_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import SlowEngine, synthetic_run
+from sglang_instrument.testing.world.play import write_world
 
 QUESTIONS = (
     *(
@@ -55,6 +57,12 @@ def test_the_rows_of_a_file_do_not_depend_on_the_other_files_of_its_batch(folder
             assert rows.equals(whole.filter(pl.col("source").is_in(list(numbers)))), (name, file.path)
 
 
+@pytest.fixture(scope="module")
+def trainers_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose trainer logs what it does between steps."""
+    return write_world(tmp_path_factory.mktemp("world") / "exp", small_world("over-sampling"))
+
+
 def _answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     answers = {}
     for asked in QUESTIONS:
@@ -64,9 +72,14 @@ def _answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]
     return answers
 
 
+@pytest.mark.parametrize("run", ["folder", "trainers_run"])
 def test_answers_do_not_depend_on_the_order_in_which_polars_returns_groups_and_matches(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: str,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    folder = request.getfixturevalue(run)
     expected = _answers(folder, capsys)
     lot = random.Random(1)
     agg, join, unique = GroupBy.agg, pl.DataFrame.join, pl.DataFrame.unique

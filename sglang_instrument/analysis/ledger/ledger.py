@@ -90,7 +90,7 @@ def between_steps(run: Digest | Paths) -> pl.DataFrame:
     paths = Paths.of(run)
     gaps = paths.windows.select(*STEP, from_us="done_us", to_us="next_us")
     rows = _overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), _of_trainer(paths, pl.lit(True)))
-    rows = rows.group_by(*STEP, "event").agg(pl.col("sec").sum())
+    rows = rows.group_by(*STEP, "event", maintain_order=True).agg(pl.col("sec").sum())  # the next sum's order
     known = gaps.join(rows.group_by(STEP).agg(pl.col("sec").sum()), on=STEP, how="left")
     rest = known.select(
         *STEP, event=pl.lit(NOT_RECORDED), sec=sec_between("from_us", "to_us") - pl.col("sec").fill_null(0.0)

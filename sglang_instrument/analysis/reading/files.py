@@ -150,6 +150,19 @@ class RunFiles(tuple[File, ...]):
         return launches_in(self)
 
     @cached_property
+    def begins(self) -> dict[str, int]:
+        """`run_begins` of the files."""
+        begun: dict[str, int] = {}
+        late_us: dict[str, int] = {}
+        for file in self:
+            for control in file.controls:
+                if control.event == LOG_OPENED and control.run_id is not None:
+                    run_id = self.launch_of(control.run_id)
+                    begun[run_id] = min(control.time_us, begun.get(run_id, control.time_us))
+                    late_us[run_id] = max(late_us.get(run_id, 0), self.late_us.get(control.run_id, 0))
+        return dict(sorted(begun.items(), key=lambda launch: launch[1] + late_us[launch[0]]))
+
+    @cached_property
     def late_us(self) -> Mapping[str, int]:
         """By run, how many microseconds its clock lies at least behind that of runs before it.
 
@@ -226,16 +239,7 @@ def run_begins(files: Sequence[File]) -> dict[str, int]:
 
     The order is that of the headers in files that launches share; otherwise, that of the times.
     """
-    begun: dict[str, int] = {}
-    late_us: dict[str, int] = {}
-    files = RunFiles.of(files)
-    for file in files:
-        for control in file.controls:
-            if control.event == LOG_OPENED and control.run_id is not None:
-                run_id = files.launch_of(control.run_id)
-                begun[run_id] = min(control.time_us, begun.get(run_id, control.time_us))
-                late_us[run_id] = max(late_us.get(run_id, 0), files.late_us.get(control.run_id, 0))
-    return dict(sorted(begun.items(), key=lambda launch: launch[1] + late_us[launch[0]]))
+    return RunFiles.of(files).begins
 
 
 def only_run(files: Sequence[File], run_id: str) -> list[File]:

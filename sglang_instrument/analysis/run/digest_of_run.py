@@ -53,7 +53,7 @@ def read_digest(
     if run_id is not None:
         of_run = only_run(files, find_run_id(executor.folder, files, run_id))
         files, digest = of_run, only_files(digest, files, of_run)
-    known = RunFiles(files)
+    known = RunFiles.of(files)
     return known, only_newest_runs(known, digest)
 
 
@@ -95,12 +95,12 @@ def _some_at_a_time(files: Sequence[File]) -> Iterator[list[File]]:
 
 def read_everything(
     executor: Executor, progress: Progress | None = None, cached: bool = True
-) -> tuple[list[File], Digest]:
+) -> tuple[Sequence[File], Digest]:
     """Return the log files, also those of which only parts are left, and the digest of all runs in them."""
     return with_pruned(executor.home, *_read_log(executor, progress, cached))
 
 
-def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
+def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tuple[Sequence[File], Digest]:
     files = executor.list_files()
     if not cached or not is_worthwhile(files):
         return digest_files(executor, files, progress)
@@ -109,7 +109,7 @@ def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tu
 
 def stored_digest(
     executor: Executor, files: Sequence[File], progress: Progress | None = None, of_some: bool = False
-) -> tuple[list[File], Digest]:
+) -> tuple[RunFiles, Digest]:
     """Return files as read, and their digest: from the store, which gets what it lacks.
 
     Args:
@@ -123,7 +123,7 @@ def stored_digest(
     changed = with_ranges(executor.home, [file for file in files if key_of(file) not in unchanged])
     read, new = digest_files(executor, changed, progress) if changed or not known else ([], None)
     by_path = {file.path: file for file in read}
-    merged = [by_path.get(file.path) or unchanged[key_of(file)] for file in files]
+    merged = RunFiles(by_path.get(file.path) or unchanged[key_of(file)] for file in files)
     whole = old if new is None else join_digests([(known, old), (read, new)], merged)
     if of_some:
         save(executor.home, merged, whole, read, of_some)

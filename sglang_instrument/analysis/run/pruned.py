@@ -44,11 +44,11 @@ _Process = tuple[str, str]  # folder and stem of a file's name: `.jsonl` and `.j
 
 def with_pruned(
     folder: Path,
-    files: list[File],
+    files: Sequence[File],
     digest: Digest,
     only: Sequence[Path] | None = None,
     files_alone: bool = False,
-) -> tuple[list[File], Digest]:
+) -> tuple[Sequence[File], Digest]:
     """Add the files of parts to those that are there; `pruned_us` of those that `prune` deleted says when.
 
     A folder that cannot be read stands among the files as one that is unreadable, so that answers say so.
