@@ -93,21 +93,6 @@ class SafeFolder:
         except OSError:
             return []
 
-    def folder_names(self) -> list[str]:
-        """Return the names of the folders in it, in order.
-
-        Raises:
-            OSError: A link to a folder is among them, or in its place.
-        """
-        names = []
-        for name in self.names():
-            about = self.stat(name)
-            if about is not None and stat.S_ISLNK(about.st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, _IN_PLACE, str(self.path / name))
-            if about is not None and stat.S_ISDIR(about.st_mode):
-                names.append(name)
-        return names
-
     def stat(self, name: str) -> os.stat_result | None:
         """Return what is known of a file, a folder or a link itself; None if it is missing."""
         try:
