@@ -1,6 +1,6 @@
 """Keep what the reader found out about one log file: its control records, and what it could not read."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Final
 
@@ -154,12 +154,11 @@ class RunFiles(tuple[File, ...]):
         """`run_begins` of the files."""
         begun: dict[str, int] = {}
         late_us: dict[str, int] = {}
-        for file in self:
-            for control in file.controls:
-                if control.event == LOG_OPENED and control.run_id is not None:
-                    run_id = self.launch_of(control.run_id)
-                    begun[run_id] = min(control.time_us, begun.get(run_id, control.time_us))
-                    late_us[run_id] = max(late_us.get(run_id, 0), self.late_us.get(control.run_id, 0))
+        for _, header in _headers(self):
+            if header.run_id is not None:
+                run_id = self.launch_of(header.run_id)
+                begun[run_id] = min(header.time_us, begun.get(run_id, header.time_us))
+                late_us[run_id] = max(late_us.get(run_id, 0), self.late_us.get(header.run_id, 0))
         return dict(sorted(begun.items(), key=lambda launch: launch[1] + late_us[launch[0]]))
 
     @cached_property
@@ -279,14 +278,13 @@ def newest_runs(files: Sequence[File]) -> Newest:
 def _newest_runs(files: RunFiles) -> dict[str, str | None]:
     newest: dict[str, tuple[int, str | None]] = {}
     first_steps = _first_steps(files)
-    for file in files:
-        for control in file.controls:
-            run_id = control.run_id and files.launch_of(control.run_id)
-            if control.event == LOG_OPENED and not _is_of_other(file, control, run_id, first_steps):
-                before = newest.get(file.folder)
-                time_us = control.time_us + files.late_us.get(control.run_id or "", 0)
-                if before is None or time_us >= before[0]:
-                    newest[file.folder] = (time_us, run_id)
+    for file, header in _headers(files):
+        run_id = header.run_id and files.launch_of(header.run_id)
+        if not _is_of_other(file, header, run_id, first_steps):
+            before = newest.get(file.folder)
+            time_us = header.time_us + files.late_us.get(header.run_id or "", 0)
+            if before is None or time_us >= before[0]:
+                newest[file.folder] = (time_us, run_id)
     return {folder: run_id for folder, (_, run_id) in newest.items()}
 
 
@@ -306,14 +304,18 @@ def _first_steps(files: RunFiles) -> dict[str, int]:
 def _first_bound(files: Sequence[File], launch_of: Callable[[str | None], str]) -> dict[str, int]:
     """Return the first training step of each run among these files."""
     first: dict[str, int] = {}
-    for file in files:
-        if file.place is None or file.place.step is None or file.place.validate:
+    for file, header in _headers(files):
+        place = file.place
+        if place is None or place.step is None or place.validate or not _binds_step(place, header):
             continue
-        for control in file.controls:
-            if control.event == LOG_OPENED and _binds_step(file.place, control):
-                run_id = launch_of(control.run_id)
-                first[run_id] = min(file.place.step, first.get(run_id, file.place.step))
+        run_id = launch_of(header.run_id)
+        first[run_id] = min(place.step, first.get(run_id, place.step))
     return first
+
+
+def _headers(files: Iterable[File]) -> Iterator[tuple[File, Control]]:
+    """Yield the headers of files, each with its file."""
+    return ((file, control) for file in files for control in file.controls if control.event == LOG_OPENED)
 
 
 def _binds_step(place: Place, control: Control) -> bool:
