@@ -16,7 +16,7 @@ from sglang_instrument.analysis.long_runs import pieces
 from sglang_instrument.analysis.long_runs.headers import headers_of
 from sglang_instrument.analysis.long_runs.plan import plan_prune
 from sglang_instrument.analysis.long_runs.prune import prune
-from sglang_instrument.analysis.reading.files import newest_runs, run_begins
+from sglang_instrument.analysis.reading.files import RunFiles, newest_runs
 from sglang_instrument.cli.main import main
 
 Rows = list[tuple[Any, ...]]
@@ -241,7 +241,7 @@ def test_a_launch_that_goes_on_in_files_of_another_is_newer_though_its_clock_was
     launch(tmp_path, "first", range(1, 9), 1000.0)
     launch(tmp_path, "resumed", range(5, 13), 0.0)
     run = open_run(tmp_path)
-    assert list(run_begins(run.files)) == ["first", "resumed"]
+    assert list(run.files.begins) == ["first", "resumed"]
     assert run.digest.steps.sort("step")["start_us"].to_list() == [
         EPOCH_US + int(1e6 * (step + (1000 if step < 5 else 0))) for step in range(1, 13)
     ]
@@ -267,7 +267,7 @@ def test_pieces_of_a_long_run_choose_launches_as_the_whole_run_does(
     parts = [[file for file in files if int(file.folder[5:]) % 3 == number] for number in range(3)]
     headers = [header for part in parts for header in headers_of(part)]
     assert newest_runs(headers) == newest_runs(files)
-    assert list(run_begins(headers)) == list(run_begins(files))
+    assert list(RunFiles(headers).begins) == list(RunFiles.of(files).begins)
     assert len(headers) <= len(files) + len(launches) * 2 * len(parts)
 
 

@@ -17,7 +17,7 @@ from sglang_instrument.analysis.digests.parquet import save_parquet, write_parqu
 from sglang_instrument.analysis.executors.executor import BatchResult, Progress, Tables
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.logged_records import read_logged
-from sglang_instrument.analysis.reading.files import File, only_run, run_begins
+from sglang_instrument.analysis.reading.files import File, RunFiles, only_run
 from sglang_instrument.analysis.reading.reader import Reading
 from sglang_instrument.analysis.run.digest_of_run import read_everything
 from sglang_instrument.analysis.run.opening import Run
@@ -113,7 +113,7 @@ def _demand_ours(run: Run, target: Path) -> None:
             f"{target} exists and is neither an empty folder nor a dataset; nothing is overwritten"
         )
     known = _index_of(SafeFolder(target)).runs
-    if known and set(known).isdisjoint(run_begins(run.files)):
+    if known and set(known).isdisjoint(run.files.begins):
         raise InstrumentError(
             f"{target} is a dataset of another run ({', '.join(known)}); nothing is overwritten"
         )
@@ -138,7 +138,7 @@ def _write_parts(run: Run, target: SafeFolder, progress: Progress | None) -> Wri
     if run.run_id is not None:
         of_run = only_run(files, run.run_id)
         files, whole = of_run, only_files(whole, files, of_run)
-    runs, other = list(run_begins(files)), other_log(run.executor)
+    runs, other = list(RunFiles.of(files).begins), other_log(run.executor)
     old = _index_of(target)
     (target / PARTS).make()
     write_index(target, Index(VERSION, old.parts, runs, other))  # so that a killed export can go on

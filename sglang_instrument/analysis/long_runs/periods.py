@@ -7,7 +7,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.steps import STEP, step_table
 from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger, worker_ledger
-from sglang_instrument.analysis.reading.files import File, run_begins
+from sglang_instrument.analysis.reading.files import File, RunFiles
 from sglang_instrument.analysis.reading.last_open import UNENDED
 from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
 from sglang_instrument.analysis.run.losses import left_out_by_file
@@ -140,4 +140,4 @@ def _losses(run: Run) -> Iterator[pl.DataFrame]:
 def launches_of(files: Sequence[File]) -> list[int]:
     """Return when each launch of the trainer began, in Unix microseconds, in order."""
     trainers = set(runs_of_trainers(files))
-    return [begun for run_id, begun in run_begins(files).items() if run_id in trainers]
+    return [begun for run_id, begun in RunFiles.of(files).begins.items() if run_id in trainers]

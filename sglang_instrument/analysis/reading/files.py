@@ -151,7 +151,10 @@ class RunFiles(tuple[File, ...]):
 
     @cached_property
     def begins(self) -> dict[str, int]:
-        """`run_begins` of the files."""
+        """When each launch wrote its first header, in Unix microseconds; the oldest one first.
+
+        The order is that of the headers in files that launches share; otherwise, that of the times.
+        """
         begun: dict[str, int] = {}
         late_us: dict[str, int] = {}
         for _, header in _headers(self):
@@ -233,14 +236,6 @@ class RunFiles(tuple[File, ...]):
         return some
 
 
-def run_begins(files: Sequence[File]) -> dict[str, int]:
-    """Return when each launch wrote its first header, in Unix microseconds; the oldest one first.
-
-    The order is that of the headers in files that launches share; otherwise, that of the times.
-    """
-    return RunFiles.of(files).begins
-
-
 def only_run(files: Sequence[File], run_id: str) -> list[File]:
     """Return the files that one launch wrote to, without what others wrote to them."""
     files = RunFiles.of(files)
@@ -293,7 +288,7 @@ def _first_steps(files: RunFiles) -> dict[str, int]:
 
     It is the first of the trainer's, where the trainer logs.
     """
-    begun = run_begins(files)
+    begun = files.begins
     if len(begun) < 2:
         return {}
     trainers = [file for file in files if file.place and file.place.role == "trainer"]

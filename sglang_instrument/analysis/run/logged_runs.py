@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from sglang_instrument.analysis.reading.files import File, RunFiles, newest_runs, run_begins
+from sglang_instrument.analysis.reading.files import File, RunFiles, newest_runs
 from sglang_instrument.analysis.reading.launches import at_once
 from sglang_instrument.errors import LogError
 
@@ -32,7 +32,7 @@ def _exists(path: Path) -> bool:
 def find_run_id(folder: Path, files: Sequence[File], wanted: str) -> str:
     """Return the id of the launch with a run that begins with `wanted`; raise LogError if not one has."""
     files = RunFiles.of(files)
-    known = list(run_begins(files))
+    known = list(files.begins)
     begun = [run_id for run_id in files.members(known) if run_id.startswith(wanted)]
     run_ids = [wanted] if wanted in known else sorted({files.launch_of(run_id) for run_id in begun})
     if len(run_ids) == 1:
@@ -49,7 +49,7 @@ def runs_of_trainers(files: Sequence[File]) -> list[str]:
     """
     files = RunFiles.of(files)
     of_steps = {launch.run_id for launch in files.all_launches if launch.logs_steps}
-    begun = list(run_begins(files))
+    begun = list(files.begins)
     return [run_id for run_id in begun if run_id in of_steps] or begun
 
 

@@ -11,7 +11,6 @@ from sglang_instrument.analysis.reading.files import (
     controls_of,
     newest_run_filter,
     newest_runs,
-    run_begins,
 )
 from sglang_instrument.analysis.reading.launches import at_once
 from sglang_instrument.analysis.run.health import Health
@@ -171,7 +170,7 @@ def left_out_by_file(files: Sequence[File]) -> Iterator[tuple[File, int, int]]:
 def used_runs(files: Sequence[File]) -> list[str]:
     """Return the ids of runs that are the newest of some folder, oldest first."""
     used = set(newest_runs(files).values())
-    return [run for run in run_begins(files) if run in used]
+    return [run for run in RunFiles.of(files).begins if run in used]
 
 
 def _unclosed(files: Sequence[File]) -> list[tuple[int, bool, int]]:

@@ -155,7 +155,6 @@ def _settings(opened: Run, names: Sequence[str]) -> dict[str, list[Value]]:
 
 def _of_log(opened: Run) -> tuple[str | None, int, int | None, int]:
     """Return the newest run, the number of runs, when the newest began, and the bytes of all."""
-    from sglang_instrument.analysis.reading.files import run_begins
     from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
 
     runs = runs_of_trainers(opened.files)
@@ -163,7 +162,7 @@ def _of_log(opened: Run) -> tuple[str | None, int, int | None, int]:
     if not runs:
         first: Any = opened.digest.steps["start_us"].min()
         return None, 1, first, written
-    return runs[-1], len(runs), run_begins(opened.files)[runs[-1]], written
+    return runs[-1], len(runs), opened.files.begins[runs[-1]], written
 
 
 def _of_steps(opened: Run) -> tuple[int, int, float | None, float | None]:
