@@ -5,7 +5,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import scipy.stats
 from hand_written import record, request, write_file
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -75,8 +74,10 @@ def test_a_run_in_which_chance_drew_a_long_reply_begins_with_nothing_out_of_the_
     st.lists(st.integers(1, 30), min_size=1, max_size=40),
 )
 def test_the_chance_of_ranks_is_that_of_mann_and_whitney(values: list[int], others: list[int]) -> None:
+    from scipy.stats import mannwhitneyu
+
     assume(len({*values, *others}) > 1)  # of equal values alone, none ranks higher
-    expected = scipy.stats.mannwhitneyu(values, others, alternative="greater", method="asymptotic").pvalue
+    expected = mannwhitneyu(values, others, alternative="greater", method="asymptotic").pvalue
     assert chance_of_higher_ranks(pl.Series(values), pl.Series(others)) == pytest.approx(expected, abs=1e-9)
 
 

@@ -21,6 +21,7 @@ from sglang_instrument.analysis.reading.columns import COLUMNS
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
+from sglang_instrument.testing import SlowEngine
 from sglang_instrument.testing.usual_run import usual_shape
 
 WRITERS = (
@@ -58,8 +59,9 @@ def clean():
 
 @pytest.fixture(scope="module")
 def few():
-    """A run of few requests, for whatever its numbers do not matter to."""
-    return foreign_runs.planted(shape=replace(usual_shape(3, steps=3), workers=2, requests=6), causes=[])
+    """A run of few requests with a cause, for whatever its numbers do not matter to."""
+    shape = replace(usual_shape(3, steps=3), workers=2, requests=6)
+    return foreign_runs.planted(shape=shape, causes=[SlowEngine(3, None, 4.0)])
 
 
 def written(home, run):
@@ -189,18 +191,23 @@ def test_records_read_as_lines_of_ours_are_the_same(runs, name):
 
 
 @pytest.fixture(scope="module")
-def datasets(runs, tmp_path_factory):
+def small_runs(small_logs):
+    return {name: open_run(path) for name, path in small_logs.items()}
+
+
+@pytest.fixture(scope="module")
+def datasets(small_runs, tmp_path_factory):
     home = tmp_path_factory.mktemp("datasets")
-    for name, run in runs.items():
+    for name, run in small_runs.items():
         export_dataset(run, home / name)
-    return {name: home / name for name in runs}
+    return {name: home / name for name in small_runs}
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_dataset_of_a_foreign_log_answers_as_the_log_does(logs, datasets, name, capsys):
+def test_a_dataset_of_a_foreign_log_answers_as_the_log_does(small_logs, datasets, name, capsys):
     for command in (["summary"], ["turns"], ["servers"], ["events"], ["check"]):
         answers = []
-        for path in (logs[name], datasets[name]):
+        for path in (small_logs[name], datasets[name]):
             assert main([command[0], str(path), "--json"]) == 0
             answer = json.loads(capsys.readouterr().out)
             answer.pop("folder")
@@ -210,8 +217,8 @@ def test_a_dataset_of_a_foreign_log_answers_as_the_log_does(logs, datasets, name
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_dataset_of_a_foreign_log_has_its_ends_and_its_own_fields(runs, datasets, name):
-    dataset, rows = open_run(datasets[name]), runs[name].executor.log.rows
+def test_a_dataset_of_a_foreign_log_has_its_ends_and_its_own_fields(small_runs, datasets, name):
+    dataset, rows = open_run(datasets[name]), small_runs[name].executor.log.rows
     columns = ["event", "worker", "step", "start_us", "end_us", "duration_sec"]
     ours, theirs = (
         table.select(columns).cast({"event": pl.String}).sort(columns) for table in (dataset.records, rows)

@@ -4,6 +4,7 @@ import dis
 import pickle
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 from planted import plant, table
@@ -14,8 +15,11 @@ from sglang_instrument.patching.rewriting.patcher import Patcher
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.safety import notices
 
-torch = pytest.importorskip("torch")
-make_fx = pytest.importorskip("torch.fx.experimental.proxy_tensor").make_fx
+# In one process, and imported by the tests: torch takes each process that collects them a second and a half.
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.xdist_group("torch"),
+]
 
 SOURCE = '''
 import torch
@@ -74,6 +78,8 @@ def module(tmp_path, monkeypatch):
 @pytest.fixture
 def patched():
     """Patch the targets, and record; return the function that does it."""
+    import torch
+
     before, recorded, patchers = spans.current_buffer(), [], []
 
     def patch(regions=REGIONS, targets=TARGETS):
@@ -95,6 +101,8 @@ def patched():
 
 def compiled_graphs(function, *arguments, fullgraph):
     """Compile a function, call it twice; return its graphs and results."""
+    import torch
+
     graphs = []
 
     def backend(graph, inputs):
@@ -107,6 +115,8 @@ def compiled_graphs(function, *arguments, fullgraph):
 
 
 def outcomes(module, layer):
+    import torch
+
     x = torch.ones(2)
     cases = [
         (module.step, True),
@@ -121,6 +131,8 @@ def outcomes(module, layer):
 
 
 def test_functions_with_regions_and_calls_compile_to_the_same_graphs(module, patched):
+    import torch
+
     layer = module.Layer()
     without = outcomes(module, layer)
     recorded = patched()
@@ -134,6 +146,8 @@ def test_functions_with_regions_and_calls_compile_to_the_same_graphs(module, pat
 
 
 def test_a_lambda_with_a_measured_call_compiles_although_the_function_that_makes_it_does_not(module, patched):
+    import torch
+
     without = compiled_graphs(module.makes_lambda(), torch.ones(2), fullgraph=True)
     patched()
     assert compiled_graphs(module.makes_lambda(), torch.ones(2), fullgraph=True) == without
@@ -141,6 +155,9 @@ def test_a_lambda_with_a_measured_call_compiles_although_the_function_that_makes
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated")  # a FutureWarning since 2.15
 def test_exported_and_traced_functions_have_the_same_graphs(module, patched):
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     layer, x = module.Layer(), torch.ones(2)
 
     def graphs():
@@ -161,6 +178,7 @@ def test_exported_and_traced_functions_have_the_same_graphs(module, patched):
 
 @pytest.mark.parametrize("kind", ["dispatch", "function"])
 def test_what_watches_the_operations_of_a_thread_sees_none_of_ours(module, patched, kind):
+    import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -190,6 +208,8 @@ def test_what_watches_the_operations_of_a_thread_sees_none_of_ours(module, patch
 
 
 def test_a_default_device_does_not_hide_numbers(module, patched):
+    import torch
+
     recorded = patched(regions=[{"event": "whole", "exit": {"total": "total(result)"}}], targets=["step"])
     torch.set_default_device("cpu")
     try:
@@ -206,6 +226,8 @@ def test_a_debugger_that_reads_the_code_is_no_compiler(module, patched):
 
 
 def test_rewritten_code_names_its_original_also_after_a_journey(module, patched):
+    import torch
+
     cloudpickle = pytest.importorskip("cloudpickle")
     original = module.step.__code__
     patched(targets=["step"])
