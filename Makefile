@@ -26,8 +26,9 @@ PYTEST := $(CACHED) $(BIN)/python -m pytest $(PARALLEL)
 # and those that start programs of both kinds themselves.
 NOT_PURE := patching/test_anchors.py patching/test_fields.py patching/test_pickling.py patching/test_rewrite.py \
 	patching/test_sites.py patching/test_tables.py patching/test_watched_imports.py recording/contract/test_children.py \
-	recording/contract/test_gevent.py recording/contract/test_out_of_memory.py recording/contract/test_scarce.py \
-	recording/contract/test_soak.py recording/keep/test_disk.py recording/keep/test_file_locks.py recording/keep/test_files.py \
+	recording/contract/test_gevent.py recording/contract/test_late_records.py recording/contract/test_out_of_memory.py \
+	recording/contract/test_reward_processes.py recording/contract/test_scarce.py recording/contract/test_soak.py \
+	recording/keep/test_disk.py recording/keep/test_file_locks.py recording/keep/test_files.py \
 	recording/keep/test_hanging_disk.py recording/keep/test_native_lines.py recording/keep/test_regular_files.py
 PURE := tests/recording tests/patching tests/startup/test_install.py $(NOT_PURE:%=--ignore tests/%) --deselect \
 	tests/recording/contract/test_programs_exceptions.py::test_an_exception_that_another_thread_sets_arrives

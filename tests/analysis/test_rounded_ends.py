@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from hand_written import EPOCH_US, record, write_file
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_instrument.analysis import open_run, worker_ledger
@@ -65,6 +65,7 @@ def test_spans_that_overlap_by_more_than_rounding_do_not_both_decide(tmp_path: P
     assert spent["engine", "engine_generate"] == pytest.approx(50, abs=1e-5)
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.integers(-ROUNDING_US, ROUNDING_US)), min_size=1, max_size=30)
 )

@@ -1,13 +1,16 @@
 """`demo --synthetic` writes a made-up run with any cause, shows progress, and names the cause."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sglang_instrument.cli.main import main
-from sglang_instrument.demo.synthetic import step_67, with_cause
-from sglang_instrument.testing.kinds import KINDS
+from sglang_instrument.demo.synthetic import step_67
+from sglang_instrument.testing.kinds import KINDS, sized
+
+FEW = 12  # requests of a worker: the demo's 48 are played four times as long
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +67,8 @@ def test_a_made_up_run_refuses_options_that_it_would_ignore(
 @pytest.mark.parametrize("name", KINDS)
 def test_every_cause_is_told_in_words(name: str) -> None:
     """No field's name, and no repr: what a person reads names the step, and the worker if it is one."""
-    cause = with_cause(name, seed=0)[1]
+    kind = KINDS[name]
+    cause = sized(kind, replace(kind.shape(0), requests=FEW), 0.5)
     words = cause.in_words
     assert not set("`=()'") & set(words.replace("(0-based)", ""))
     step, worker = cause.place

@@ -6,7 +6,7 @@
 from hostile_logs import hostile_logs, run_limited, sound_logs
 
 #: A kind of log, and the seed of its mistakes.
-SEEDS = [("run", 1), ("engine", 2), ("server_log", 3), ("slime_traces", 4), ("trace", 5)]
+SEEDS = [("run", 1), ("server_log", 3), ("trace", 5)]
 
 
 def test_no_command_breaks_a_limit_on_a_wrong_log(tmp_path):
