@@ -56,7 +56,6 @@ def seen():
     gc.freeze()  # garbage collections then visit only new objects
     with records() as captured:
         yield captured
-    gc.unfreeze()
     assert CURRENT.get() is UNBOUND
     assert not spans.OPEN
 

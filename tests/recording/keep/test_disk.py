@@ -193,17 +193,14 @@ def test_a_replaced_recorder_is_released(log_dir):
 
     gc.collect()
     gc.freeze()  # what earlier tests left is not visited
-    try:
-        for _ in range(3):
-            install(log_dir=str(log_dir), experiment="run", trainers="none")
-            with step(1), span("parse"):
-                pass
-            assert flush(600)
-            # The last tick of a replaced recorder's thread may still run.
-            wait_for(has_one_recorder, "a replaced recorder is kept")
-            uninstall()
-    finally:
-        gc.unfreeze()
+    for _ in range(3):
+        install(log_dir=str(log_dir), experiment="run", trainers="none")
+        with step(1), span("parse"):
+            pass
+        assert flush(600)
+        # The last tick of a replaced recorder's thread may still run.
+        wait_for(has_one_recorder, "a replaced recorder is kept")
+        uninstall()
     assert status()["installed"] is False
 
 
