@@ -123,14 +123,18 @@ def test_stages_are_recorded_apart(capsys, server, tmp_path):
         assert "0 of 1 probe requests were answered: the workers' own logs tell why" in shown
         server.process.wait()
     else:
-        assert code == 0, shown
+        assert code == 0, f"{shown}\n{printed_by(server, printed_bytes)[-4000:]}"
         assert "-EXTEND.trace.json.gz" in shown
         assert "-DECODE.trace.json.gz" in shown
 
 
+def printed_by(server: Server, since_bytes: int) -> str:
+    return server.errors.read_bytes()[since_bytes:].decode(errors="replace")
+
+
 def crash_of(server: Server, since_bytes: int) -> str | None:
     """Return the line of the native stack that names PyTorch's profiler, if it crashed the server since."""
-    lines = server.errors.read_bytes()[since_bytes:].decode(errors="replace").splitlines()
+    lines = printed_by(server, since_bytes).splitlines()
     crashed = "Fatal Python error: Segmentation fault" in lines
     return next((line for line in lines if crashed and "torch::profiler" in line), None)
 
