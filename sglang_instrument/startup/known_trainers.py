@@ -8,7 +8,8 @@ from msgspec import structs
 
 from sglang_instrument.config import PREFIX, Config
 from sglang_instrument.errors import ConfigError, TableError
-from sglang_instrument.patching.tables.reading import load_tables
+from sglang_instrument.patching.tables.reading import tables_below
+from sglang_instrument.patching.tables.shipped import shipped_tables, trainer_of
 
 _NO_TRAINER: Final = "none"
 
@@ -31,10 +32,10 @@ def with_known_trainers(
     if not config.trainers:
         return config
     try:
-        tables = load_tables(None, [Path(folder) for folder in config.patches])
+        users = tables_below([Path(folder) for folder in config.patches])
     except TableError:  # the session reports it
         return config
-    names = {table.trainer for table in tables}
+    names = {table.trainer for table in users} | set(map(trainer_of, shipped_tables()))
     unknown = [name for name in config.trainers if name not in names and name != _NO_TRAINER]
     if not unknown:
         return config

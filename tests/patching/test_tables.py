@@ -16,7 +16,7 @@ from sglang_instrument.patching.tables.reading import (
     parse_table,
 )
 from sglang_instrument.patching.tables.regions import Origin, Target
-from sglang_instrument.patching.tables.shipped import abouts, shipped_tables
+from sglang_instrument.patching.tables.shipped import abouts, shipped_tables, trainer_of
 
 
 def table(region=None, **patch):
@@ -175,6 +175,14 @@ def test_what_a_file_about_a_trainer_says_can_be_used():
         assert all(pair.count(":") == 1 for pair in (*about.address, *about.router))
         for pattern in (*about.log_router, *about.log_server, *about.log_servers):
             assert re.compile(pattern).groups in (1, 2)
+
+
+def test_a_shipped_table_lies_in_the_folder_of_its_trainer():
+    """So the tables of other trainers need not be parsed."""
+    assert {table.name: table.trainer for table in load_tables()} == {
+        name: trainer_of(name) for name in shipped_tables()
+    }
+    assert load_tables(["verl"]) == [table for table in load_tables() if table.trainer == "verl"]
 
 
 def test_a_file_about_a_trainer_in_a_folder_of_own_tables_is_no_patch_table(tmp_path):

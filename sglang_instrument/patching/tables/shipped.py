@@ -20,6 +20,11 @@ def shipped_tables() -> list[str]:
     return [name for name in _shipped_files() if not _is_about(name)]
 
 
+def trainer_of(name: str) -> str:
+    """Return the trainer of a shipped table, by the table's name: its folder."""
+    return name.partition("/")[0]
+
+
 def abouts() -> list[str]:
     """Return the names of the files about trainers that come with the package, sorted."""
     return [name for name in _shipped_files() if _is_about(name)]
