@@ -88,4 +88,4 @@ def _of_key(key: Key) -> dict[str, Any]:
 
 def _of_column(column: Column) -> dict[str, Any]:
     unit = {"unit": column.unit} if column.unit else {}
-    return {"type": [TYPES[column.kind], "null"], "description": column.meaning, **unit}
+    return {"type": [*TYPES[column.kind].split(" or "), "null"], "description": column.meaning, **unit}

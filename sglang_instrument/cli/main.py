@@ -53,6 +53,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
     },
     "what if, what changed?": {
+        "advise": "which setting to change: from what to what, what it saves, what it costs",
         "whatif": "estimate the steps under token caps, over-sampling or a faster event",
         "compare": "two runs: what differs by more than noise",
     },

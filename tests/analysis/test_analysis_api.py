@@ -189,6 +189,18 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             ),
         },
     ),
+    "advise": (
+        [],
+        {
+            "sentence": lambda run: a.advise(run).sentence,
+            "levers": lambda run: a.advise(run).rows(str(run.folder)),
+            "together": lambda run: a.advise(run).together,
+            "step_sec": lambda run: a.advise(run).step_sec,
+            "mend_first": lambda run: a.advise(run).mend_first and a.advise(run).mend_first.sentence,
+            "missing": lambda run: a.advise(run).missing,
+            "assumptions": lambda run: a.advise(run).assumptions,
+        },
+    ),
     "compare": (
         ["--fail-if", "engine > 1.1x"],
         {

@@ -87,6 +87,7 @@ ASKED = {
     "events": ["", "--step 2", "--step 1-2 --fields generated_tokens"],
     "summary": ["", "--step 2", "--by day"],
     "whatif": ["--max-tokens 100"],
+    "advise": [""],
     "runs": [""],
     "check": [""],
     "watch": ["--once"],

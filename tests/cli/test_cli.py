@@ -72,6 +72,7 @@ READING = {
     "loop": [],
     "whatif": ["--max-tokens", 100],
     "check": [],
+    "advise": [],
 }
 
 
@@ -270,7 +271,7 @@ def test_whatif_is_validated_with_another_run(capsys: pytest.CaptureFixture[str]
     assert validation["ratio"] == pytest.approx(1.0)
     assert "1.00 x" in printed(capsys, *asked).replace("\n", " ")
     assert validation["ratio_at_least"] < 1 < validation["ratio_at_most"]
-    assert "whatif needs a rule" in refused(capsys, "whatif", logs)
+    assert answer(capsys, "whatif", logs) == answer(capsys, "advise", logs)
     assert "must be above 0" in refused(capsys, "whatif", logs, "--max-turns", 0)
     assert "must be EVENT=F" in refused(capsys, "whatif", logs, "--scale", "engine=fast")
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "staleness": ["--by-worker", "--groups"],
     "waste": [],
     "whatif": ["--max-tokens", "100"],
+    "advise": [],
     "check": [],
     "status": [],
     "sql": ["from processes full join (from spans limit 3) on true"],

@@ -58,6 +58,7 @@ ANSWERS = (
     | {"analysis.settings"}
     | {"analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
 )
+ADVICE = ANSWERS | {"analysis.advice.evidence"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
 #: one runs inside training (recording, patching, startup), the other reads the logs.
@@ -131,6 +132,12 @@ MAY_IMPORT = {
     "analysis.verdict": LEDGER
     | ROUTING
     | {"analysis.verdict.evidence", "analysis.verdict.detectors", "analysis.verdict.detectors.calls"},
+    "analysis.advice.evidence": ANSWERS,
+    "analysis.advice.levers": ADVICE,
+    "analysis.advice.levers.responses": ADVICE,
+    "analysis.advice.levers.engine": ADVICE,
+    "analysis.advice.levers.around": ADVICE,
+    "analysis.advice": ADVICE | {"analysis.advice.levers"},
     "analysis.tables": ANSWERS,
     "analysis.tables.rollout": ANSWERS | {"analysis.tables"},
     "analysis.tables.engine": ANSWERS | {"analysis.tables"},

@@ -53,6 +53,7 @@ COMMANDS = [
     *(
         "loop LOG",
         "whatif LOG --max-tokens 100",
+        "advise LOG",
         "status LOG",
         "runs LOG",
         "compare LOG LOG",

@@ -17,7 +17,7 @@ from sglang_instrument.analysis.changes.rules import Factors, Rules, under
 from sglang_instrument.analysis.changes.serving import Serving
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import STEP
-from sglang_instrument.analysis.ledger.engine_speed import Fit, engine_calls
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit, engine_calls
 from sglang_instrument.analysis.ledger.loop import Loop, steady
 from sglang_instrument.errors import InstrumentError
 
@@ -72,7 +72,75 @@ def with_replicas(
     Raises:
         InstrumentError: No server would be left, or nothing tells how fast the servers are.
     """
-    digest = loop.lanes.paths.of_workers.filter(~pl.col("validate"))
+    served = served_run(loop.lanes.paths.of_workers, serving, recorded=recorded, running=running)
+    fit, number, source = served.fit, served.servers, served.source
+    servers = number + more
+    if servers < 1 or number < 1:
+        raise InstrumentError(f"--replicas {more:+d}: the run has {number} server{'s' * (number != 1)}")
+    ends = _ends(served, servers)
+    steps = saved_of_loop(loop, ends)
+    names = [name for name in steps.columns if name.endswith("_sec")]
+    chosen = steady(steps, loop.shape())
+    mean: dict[str, Any] = {
+        name: None if chosen[name].null_count() else chosen[name].mean() for name in names
+    }
+    error = None if fit.error is None else math.expm1(fit.error)
+    shown = steps.select(*STEP, *names)
+    return Replicas(number, source, servers, served.limit, error, shown, mean)
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """The training steps of a run, with the speed of the servers that served them.
+
+    Attributes:
+        digest: Of the workers' training steps; where they share servers, as if one worker had sent all
+            requests.
+        fit: The speed, of the servers that the fit saw as one engine.
+        together: How many servers the fit saw as one engine.
+        servers: How many there were.
+        source: How that is known: "log", "workers" (each has its engine), "told", or "assumed".
+        all_running: How many calls the engine of the fit runs at once; None for any number.
+    """
+
+    digest: Digest
+    fit: Fit
+    together: int
+    servers: int
+    source: str
+    all_running: int | None
+
+    @property
+    def limit(self) -> int | None:
+        """How many calls one server runs at once; None for any number."""
+        return None if self.all_running is None else max(1, round(self.all_running / self.together))
+
+    @property
+    def speed(self) -> EngineSpeed:
+        """The speed of one server."""
+        speed = self.fit.speed
+        return speed._replace(crowd_sec=speed.crowd_sec * self.together)
+
+
+def served_run(
+    of_workers: Digest,
+    serving: Serving = _UNKNOWN,
+    *,
+    recorded: int | None = None,
+    running: int | None = None,
+) -> ServedRun:
+    """Fit the speed of the servers to the calls of a run's training steps.
+
+    Args:
+        of_workers: The digest of its workers.
+        serving: As for `with_replicas`.
+        recorded: As for `with_replicas`.
+        running: As for `with_replicas`.
+
+    Raises:
+        InstrumentError: No call of the engine has its tokens in the log.
+    """
+    digest = of_workers.filter(~pl.col("validate"))
     calls = engine_calls(digest)
     if calls.is_empty():
         raise InstrumentError(
@@ -92,19 +160,7 @@ def with_replicas(
     apart = not fit.speed.shared and workers > 1
     number = known or (workers if apart else 1)
     source = "told" if recorded else "log" if known else "workers" if apart else "assumed"
-    servers = number + more
-    if servers < 1 or number < 1:
-        raise InstrumentError(f"--replicas {more:+d}: the run has {number} server{'s' * (number != 1)}")
-    ends = _ends(digest, fit, limit, 1 if apart else number, number, servers)
-    steps = _saved(loop, ends)
-    names = [name for name in steps.columns if name.endswith("_sec")]
-    chosen = steady(steps, loop.shape())
-    mean: dict[str, Any] = {
-        name: None if chosen[name].null_count() else chosen[name].mean() for name in names
-    }
-    error = None if fit.error is None else math.expm1(fit.error)
-    shown = steps.select(*STEP, *names)
-    return Replicas(number, source, servers, _of_one(limit, 1 if apart else number), error, shown, mean)
+    return ServedRun(digest, fit, 1 if apart else number, number, source, limit)
 
 
 def _as_one(digest: Digest) -> Digest:
@@ -114,35 +170,25 @@ def _as_one(digest: Digest) -> Digest:
     return Digest(**tables)
 
 
-def _of_one(limit: int | None, together: int) -> int | None:
-    """Return the limit of one of the engines that the fit saw as one."""
-    return None if limit is None else max(1, round(limit / together))
-
-
-def _ends(
-    digest: Digest, fit: Fit, limit: int | None, together: int, number: int, servers: int
-) -> pl.DataFrame:
+def _ends(served: ServedRun, servers: int) -> pl.DataFrame:
     """Return when the rollout of each step ends, and the mean time of its requests: as it was, and will be.
 
     Args:
-        digest: Of the workers' training steps.
-        fit: The speed of the engines.
-        limit: How many calls they run at once.
-        together: How many servers the fit saw as one engine.
-        number: How many servers there were.
-        servers: How many there will be.
+        served: The run.
+        servers: How many servers there will be.
     """
-    rows = request_rows(digest)
+    rows = request_rows(served.digest)
     recorded = [
-        under(request, Rules(), Factors())[0] for request in recorded_requests(rows, digest, fit, limit)
+        under(request, Rules(), Factors())[0]
+        for request in recorded_requests(rows, served.digest, served.fit, served.all_running)
     ]
-    speed = fit.speed._replace(crowd_sec=fit.speed.crowd_sec * together)
-    own_limit = _of_one(limit, together)
     rows_of_steps = []
     numbered = rows.with_row_index("number")
     for place, members in numbered.group_by(STEP, maintain_order=True):
         requests = [recorded[number_in_run] for number_in_run in members["number"]]
-        was, will = (replay(requests, speed, own_limit, engines) for engines in (number, servers))
+        was, will = (
+            replay(requests, served.speed, served.limit, engines) for engines in (served.servers, servers)
+        )
         begins = [request.begin for request in requests]
         took = [sum(ends) - sum(begins) for ends in (was, will)]
         rows_of_steps.append((*place, max(was), max(will), took[1] / took[0] if took[0] > 0 else 1.0))
@@ -150,8 +196,8 @@ def _ends(
     return pl.DataFrame(rows_of_steps, schema={**schema, "ratio": pl.Float64}, orient="row")
 
 
-def _saved(loop: Loop, ends: pl.DataFrame) -> pl.DataFrame:
-    """Return what the steps of the loop save.
+def saved_of_loop(loop: Loop, ends: pl.DataFrame) -> pl.DataFrame:
+    """Return what the steps of the loop save where their rollouts end sooner.
 
     Where they take turns, all that the rollout saves; else at most what the trainer waits. What a rollout
     loses, it first takes from its own waiting. An asynchronous rollout has a new request for each that ends,

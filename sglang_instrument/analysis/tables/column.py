@@ -31,6 +31,7 @@ Kind = Literal[
     "timestamp",
     "list",
     "object",
+    "value",
 ]
 #: The type of each kind in JSON.
 TYPES: Final[Mapping[str, str]] = {
@@ -49,6 +50,7 @@ TYPES: Final[Mapping[str, str]] = {
     "timestamp": "string",
     "list": "array",
     "object": "object",
+    "value": "boolean or number or string",
 }
 #: The unit of each kind, where the name of the kind does not say it.
 UNITS: Final[Mapping[str, str]] = {

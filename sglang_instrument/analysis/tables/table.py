@@ -94,7 +94,7 @@ def polars_types() -> dict[str, Any]:
     import polars as pl
 
     return {
-        **dict.fromkeys(("words", "list", "object"), pl.String),
+        **dict.fromkeys(("words", "list", "object", "value"), pl.String),
         **dict.fromkeys(("count", "id", "ordinal", "moment", "bytes"), pl.Int64),
         **dict.fromkeys(("number", "rounded", "share", "time", "fine time"), pl.Float64),
         "flag": pl.Boolean,

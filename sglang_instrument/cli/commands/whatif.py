@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument.analysis.tables.changes.whatif import PREDICTED_STEPS
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, Key
+from sglang_instrument.cli.commands import advise
 from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
 from sglang_instrument.errors import InstrumentError, LogError
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 HELP: Final = """\
 Estimate how long each step would take under other rules: replay the requests at engines whose speed is fitted
-to the recorded calls. Where half of the calls are 20 % off that speed, predictions are rough.
+to the recorded calls. Where half of the calls are 20 % off that speed, predictions are rough. Without a
+rule: what `advise` says.
 
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --max-turns 3
     sglang-instrument whatif logs/gsm8k_600 --scale turn_tool_parsing=0.5 --scale reward=0
@@ -57,6 +59,7 @@ ANSWER: Final = {
     "steps": Key(PREDICTED_STEPS),
     "validation": Key(_VALIDATION, "with --validate-with", optional=True),
 }
+_CAPS: Final = ("max_tokens", "max_turn_tokens", "max_turns", "max_seconds", "oversample")
 _ROUGH: Final = 0.2  # half of the calls are farther from the fit
 _SCALED: Final = "engine, tool, interaction, reward, or the name of an event"
 
@@ -96,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     """Print recorded and predicted times."""
     from sglang_instrument.analysis.changes import refill, whatif
 
+    if _asks_nothing(args):
+        return advise.run(args)
     rules = None if args.refill else _rules(args)
     if args.refill:
         _demand_alone(args)
@@ -182,11 +187,11 @@ def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None
 def _rules(args: argparse.Namespace) -> Rules:
     from sglang_instrument.analysis.changes.rules import Rules
 
-    for name in ("max_tokens", "max_turn_tokens", "max_turns", "max_seconds", "oversample"):
+    for name in _CAPS:
         value = getattr(args, name)
         if value is not None and value <= 0:
             raise InstrumentError(f"--{name.replace('_', '-')} must be above 0, got {value}")
-    rules = Rules(
+    return Rules(
         max_tokens=args.max_tokens,
         max_turn_tokens=args.max_turn_tokens,
         max_turns=args.max_turns,
@@ -195,14 +200,16 @@ def _rules(args: argparse.Namespace) -> Rules:
         scale=_scales(args.scale),
         rebalance=args.rebalance,
     )
-    if rules == Rules():
-        raise InstrumentError("whatif needs a rule, such as --max-tokens, --max-turns or --oversample")
-    return rules
+
+
+def _asks_nothing(args: argparse.Namespace) -> bool:
+    """Return whether no rule is given, and nothing that goes with one."""
+    alone = (args.refill, args.step, args.validate, args.validate_with, args.scale, args.rebalance)
+    return not any(alone) and all(getattr(args, name) is None for name in _CAPS)
 
 
 def _demand_alone(args: argparse.Namespace) -> None:
-    others = ("max_tokens", "max_turn_tokens", "max_turns", "max_seconds", "oversample")
-    if any(getattr(args, name) is not None for name in others) or args.scale or args.rebalance:
+    if any(getattr(args, name) is not None for name in _CAPS) or args.scale or args.rebalance:
         raise InstrumentError("--refill goes with no other rule: it takes the recorded time of each sample")
 
 

@@ -72,7 +72,10 @@ class RecordingProcess:
             "chunked_prefill_size": server.chunk_tokens,
         }
         settings |= {"max_prefill_tokens": server.prefill_tokens, "schedule_policy": "fcfs"}
-        settings |= {"schedule_conservativeness": server.conservativeness}
+        settings |= {
+            "schedule_conservativeness": server.conservativeness,
+            "max_total_tokens": server.kv_tokens,
+        }
         return facts | {"configuration": {"server_args": settings}}
 
     @property

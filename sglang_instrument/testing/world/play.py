@@ -22,7 +22,8 @@ from sglang_instrument.testing.world.rollout.trainers import one_step_off, overs
 from sglang_instrument.testing.world.serving.clock import Process
 from sglang_instrument.testing.world.stage import Stage
 
-_TRAINERS: Final[dict[str, Callable[[Stage], Process]]] = {
+#: What plays the trainer of each family.
+TRAINERS: Final[dict[str, Callable[[Stage], Process]]] = {
     ROUTED: synchronous,
     OWN: synchronous,
     OVERSAMPLED: oversampling,
@@ -49,7 +50,7 @@ def play(shape: WorldShape, faults: Sequence[WorldFault] = ()) -> Stage:
     """Play a world; return it as it stands at its end."""
     stage = Stage(shape, faults)
     with uncollected():
-        stage.play(_TRAINERS[shape.family])
+        stage.play(TRAINERS[shape.family])
     return stage
 
 

@@ -1,0 +1,171 @@
+"""Advise: which settings to change, in the order of what that saves, or that there is nothing to gain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.analysis.advice.calm import dominating_fault, is_worth_telling
+from sglang_instrument.analysis.advice.evidence.grounds import Grounds
+from sglang_instrument.analysis.advice.evidence.lever import Lever, Proposal
+from sglang_instrument.analysis.advice.intervals import Saving, saving_of
+from sglang_instrument.analysis.advice.levers import LEVERS
+from sglang_instrument.analysis.ledger.loop_of_run import loop_of
+from sglang_instrument.analysis.verdict.evidence.finding import Finding
+from sglang_instrument.analysis.verdict.verdict import Verdict, judge
+from sglang_instrument.errors import InstrumentError, LogError
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+_ASSUMED: Final = (
+    "Simulated savings replay the recorded requests at engines whose speed is fitted to their calls. An "
+    "interval is for as many steps of other prompts, and holds in 80 % of such changes.",
+    "Savings of two levers overlap. They are not added.",
+)
+
+
+@dataclass(frozen=True)
+class Advised:
+    """A lever that is told.
+
+    Attributes:
+        lever: It.
+        proposal: What it proposes.
+        saving: What it saves a step; None for a named lever.
+        share: The share of the step that it saves, or that the present setting of a named one cost.
+    """
+
+    lever: Lever
+    proposal: Proposal
+    saving: Saving | None
+    share: float
+
+    def row(self, logs: str) -> dict[str, Any]:
+        """Return it as a row of the table of levers.
+
+        Args:
+            logs: The run, for the command.
+        """
+        saving, proposal = self.saving, self.proposal
+        return {
+            "lever": self.lever.name,
+            "kind": self.lever.kind,
+            "setting": proposal.setting,
+            "now": proposal.now,
+            "proposed": proposal.proposed,
+            "saves_sec": saving.sec if saving else None,
+            "low": saving.low if saving else None,
+            "high": saving.high if saving else None,
+            "costs_sec": proposal.costs_sec,
+            "share": self.share,
+            "costs": proposal.costs,
+            "rests_on": proposal.rests_on,
+            "command": proposal.command.replace("LOGS", logs),
+        }
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to change in a run.
+
+    Attributes:
+        levers: Simulated ones in the order of what they save, then named ones by what they cost.
+        sentence: The answer in words, also where there is nothing to change.
+        together: What the two best simulated levers save together; None unless there are two.
+        step_sec: Mean seconds of a step, to the begin of the next.
+        mend_first: The fault that dominates the run: then no lever is told.
+        missing: What the log does not tell, and what would record it.
+        assumptions: What is taken for granted.
+    """
+
+    levers: list[Advised]
+    sentence: str
+    together: Saving | None = None
+    step_sec: float = 0.0
+    mend_first: Finding | None = None
+    missing: list[str] = field(default_factory=list)
+    assumptions: tuple[str, ...] = _ASSUMED
+
+    def rows(self, logs: str) -> list[dict[str, Any]]:
+        """Return the levers as rows of the table of levers."""
+        return [advised.row(logs) for advised in self.levers]
+
+
+def advise(run: "Run", verdict: Verdict | None = None) -> Advice:
+    """Return what to change in a run.
+
+    Args:
+        run: The run.
+        verdict: Its verdict, if already known.
+
+    Raises:
+        LogError: It has no training step yet.
+        InstrumentError: Nothing tells how fast its engines are.
+    """
+    if run.digest.steps.is_empty():
+        raise LogError(f"{run.name}: no step has a record yet")
+    loop = loop_of(run)
+    grounds = Grounds(run, loop)
+    step_sec = grounds.playback.step_sec
+    proposed = [(lever, proposal) for lever in LEVERS for proposal in lever.propose(grounds)]
+    levers = _told(proposed, step_sec)
+    mended = {cause for advised in levers for cause in advised.lever.mends}
+    judged = judge(run) if verdict is None else verdict
+    steps = loop.steps()
+    wall_sec = float(steps["to_next_step_sec"].sum())
+    fault = dominating_fault(judged.findings, len(steps), wall_sec, mended)
+    missing = sorted({_missing(advised.proposal) for advised in levers if advised.proposal.not_recorded})
+    if fault is not None:
+        return Advice([], f"mend this first: {fault.sentence}", None, step_sec, fault)
+    together = _together(grounds, levers)
+    sentence = _sentence(levers, grounds, step_sec)
+    return Advice(levers, sentence, together, step_sec, None, [*missing, *loop.missing()])
+
+
+def _told(proposed: Sequence[tuple[Lever, Proposal]], step_sec: float) -> list[Advised]:
+    """Return the proposals that are told, in their order."""
+    told: list[Advised] = []
+    for lever, proposal in proposed:
+        saving = saving_of(proposal.per_step) if lever.kind == "simulated" else None
+        if is_worth_telling(lever, proposal, saving, step_sec):
+            sec = saving.sec if saving else proposal.costs_sec or 0.0
+            told.append(Advised(lever, proposal, saving, sec / step_sec))
+    return sorted(told, key=lambda advised: (advised.saving is None, -advised.share))
+
+
+def _missing(proposal: Proposal) -> str:
+    return f"{proposal.setting}: its value is not recorded; {proposal.not_recorded}"
+
+
+def _together(grounds: Grounds, levers: Sequence[Advised]) -> Saving | None:
+    """Return what the two best levers save, simulated together; None unless two can be."""
+    changes = [advised.proposal.change for advised in levers[:2]]
+    if len(changes) < 2 or changes[0] is None or changes[1] is None:
+        return None
+    return saving_of(grounds.playback.saved(changes[0].with_change(changes[1])))
+
+
+def _sentence(levers: Sequence[Advised], grounds: Grounds, step_sec: float) -> str:
+    if levers:
+        first = levers[0]
+        if first.saving is None:
+            share = f"{100 * first.share:.0f} %"
+            return f"{first.proposal.setting} cost {share} of a step; nothing else is to gain"
+        return (
+            f"{first.proposal.setting}: to {_shown(first.proposal.proposed)} saves "
+            f"{first.saving.sec:.3g} s of a step of {step_sec:.3g} s"
+        )
+    share = (grounds.mean["rollout_sec"] or 0.0) / step_sec if step_sec else 0.0
+    return f"nothing to gain from settings: the rollout is at work in {100 * share:.0f} % of the time"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def advice_of(run: "Run", verdict: Verdict | None = None) -> Advice | None:
+    """Return what `advise` returns; None where nothing tells it."""
+    try:
+        return advise(run, verdict)
+    except InstrumentError:
+        return None

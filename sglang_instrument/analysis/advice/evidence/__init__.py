@@ -1,0 +1,1 @@
+"""What levers rest on: the run that can be played again, its settings, pools, curves and cliffs."""

@@ -1,0 +1,70 @@
+"""Say what a lever is: a setting, what another value of it would save, and what that costs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sglang_instrument.analysis.advice.evidence.change import Change
+from sglang_instrument.analysis.advice.evidence.grounds import Grounds
+from sglang_instrument.analysis.settings.recorded import Value
+
+Kind = Literal["simulated", "named"]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Another value of a setting.
+
+    Attributes:
+        setting: Its name in the trainer or the engine.
+        now: Its value; None if the log does not hold it, or if it is not set.
+        proposed: The value that is proposed; of a named lever, words may stand for it.
+        costs: What the change costs.
+        rests_on: What the proposal rests on.
+        command: Shows the evidence; LOGS stands for the run.
+        change: What is simulated; None for a named lever.
+        per_step: Of a simulated lever, the seconds that each recorded step saves.
+        costs_sec: Of a named lever, what the present setting cost a step, in seconds.
+        not_recorded: What would record the present value; "" if it is recorded.
+    """
+
+    setting: str
+    now: Value
+    proposed: Value
+    costs: str
+    rests_on: str
+    command: str
+    change: Change | None = None
+    per_step: list[float] = field(default_factory=list)
+    costs_sec: float | None = None
+    not_recorded: str = ""
+
+
+Propose = Callable[[Grounds], Iterator[Proposal]]
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A setting that a run may gain from.
+
+    Attributes:
+        name: A short name, such as "response cap".
+        kind: Whether its savings are simulated, or it only says what the present setting cost.
+        propose: Yields proposals: none where there is nothing to gain.
+        mends: The causes of the verdict's findings that it answers.
+    """
+
+    name: str
+    kind: Kind
+    propose: Propose
+    mends: frozenset[str] = frozenset()
+
+    @property
+    def module(self) -> str:
+        """The module in which it stands."""
+        return self.propose.__module__
+
+
+def lever(name: str, kind: Kind = "simulated", *mends: str) -> Callable[[Propose], Lever]:
+    """Make a function that yields proposals a lever; the arguments are its fields."""
+    return lambda propose: Lever(name, kind, propose, frozenset(mends))

@@ -1,0 +1,154 @@
+"""Play the recorded requests again under a change, and tell by how much sooner each step would end."""
+
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.advice.evidence.change import Change
+from sglang_instrument.analysis.advice.evidence.pools import PooledCalls
+from sglang_instrument.analysis.answers.steps import STEP
+from sglang_instrument.analysis.changes.recorded import recorded_requests, request_rows
+from sglang_instrument.analysis.changes.replay import ReplayedRequest, replay
+from sglang_instrument.analysis.changes.replicas import ServedRun, saved_of_loop
+from sglang_instrument.analysis.changes.rules import Factors, Recorded, under
+from sglang_instrument.analysis.ledger.loop import Loop, steady
+
+_MOST_CALLS: Final = 20_000  # that are replayed; of longer runs, some steps are
+_NOTHING: Final = Factors()
+_Place = tuple[int, bool]
+
+
+class Playback:
+    """A run that can be played again.
+
+    Args:
+        loop: Its loop.
+        served: Its steps and the speed of its servers.
+        pools: Calls of tools and rewards, which may have waited for a place.
+    """
+
+    def __init__(self, loop: Loop, served: ServedRun, pools: PooledCalls) -> None:
+        self._loop, self.served, self._pools = loop, served, pools
+        self._rows = request_rows(served.digest)
+        self._recorded = recorded_requests(self._rows, served.digest, served.fit, served.all_running)
+        self._members = self._chosen()
+        self._was = {place: self._ends(place, Change()) for place in self._members}
+        self.shape = loop.shape()
+
+    def _chosen(self) -> dict[_Place, list[int]]:
+        """Return the requests of each step that is replayed."""
+        grouped = self._rows.with_row_index("number").group_by(STEP, maintain_order=True).agg("number")
+        places = {(step, validate): members for step, validate, members in grouped.iter_rows()}
+        calls = sum(len(request.request.calls) for request in self._recorded)
+        every = max(1, -(-calls // _MOST_CALLS))
+        return {place: places[place] for place in sorted(places)[::every]}
+
+    @property
+    def step_sec(self) -> float:
+        """Mean seconds of a step, to the begin of the next."""
+        return float(self._steady(self._loop.steps())["to_next_step_sec"].mean() or 0.0)  # type: ignore[arg-type]
+
+    @property
+    def requests(self) -> int:
+        """How many requests are replayed."""
+        return sum(map(len, self._members.values()))
+
+    def saved(self, change: Change) -> list[float]:
+        """Return the seconds that each steady step saves; a loss is negative."""
+        rows = []
+        for place in self._members:
+            was, will = self._was[place], self._ends(place, change)
+            outside_sec = change.outside_sec.get(place[0], 0.0)
+            took = [sum(ends) / len(ends) if ends else 0.0 for ends in (was, will)]
+            ratio = took[1] / took[0] if took[0] > 0 else 1.0
+            rows.append((*place, self._end(was), self._end_of(will, was, change) - outside_sec, ratio))
+        schema = {"step": pl.Int64, "validate": pl.Boolean, "was": pl.Float64, "will": pl.Float64}
+        ends = pl.DataFrame(rows, schema={**schema, "ratio": pl.Float64}, orient="row")
+        steps = saved_of_loop(self._loop, ends)
+        if self.shape is None:  # without the trainer's records, what the rollout saves is what is known
+            steps = steps.with_columns(saved_sec="rollout_saved_sec")
+        saved: list[float] = self._steady(steps)["saved_sec"].drop_nulls().to_list()
+        return saved
+
+    def cut_share(self, change: Change) -> float:
+        """Return the share of the requests that a change ends early."""
+        numbers = [number for members in self._members.values() for number in members]
+        cut = sum(under(self._recorded[number], change.rules, _NOTHING)[1] for number in numbers)
+        return cut / len(numbers) if numbers else 0.0
+
+    def cut_rewards(self, change: Change) -> list[float]:
+        """Return the recorded rewards of the requests that a change ends early."""
+        rewards = self._rows["reward"].to_list()
+        return [
+            rewards[number]
+            for members in self._members.values()
+            for number in members
+            if rewards[number] is not None and under(self._recorded[number], change.rules, _NOTHING)[1]
+        ]
+
+    def _steady(self, steps: pl.DataFrame) -> pl.DataFrame:
+        chosen = steps.filter(~pl.col("validate"))
+        return steady(chosen, self._loop.shape())
+
+    def _end(self, ends: list[float]) -> float:
+        return max(ends, default=0.0)
+
+    def _end_of(self, ends: list[float], was: list[float], change: Change) -> float:
+        """Return when as many requests as were recorded are done."""
+        if not change.more_requests or not was:
+            return self._end(ends)
+        return sorted(ends)[len(was) - 1]
+
+    def _ends(self, place: _Place, change: Change) -> list[float]:
+        members = self._members[place]
+        requests = [self._changed(place[0], number, change) for number in members]
+        engines, limit = self.served.servers + change.servers, change.limit or self.served.limit
+        if self.served.source == "workers":
+            return self._by_worker(members, requests, change, limit)
+        requests = [*requests, *self._more(place[0], members, change)]
+        return replay(requests, self.served.speed, limit, engines)
+
+    def _by_worker(
+        self, members: list[int], requests: list[ReplayedRequest], change: Change, limit: int | None
+    ) -> list[float]:
+        """Return the ends where each worker has an engine of its own."""
+        workers = self._rows["worker"].gather(members).to_list()
+        ends: list[float] = []
+        for worker in sorted(set(workers)):
+            of_worker = [request for request, other in zip(requests, workers, strict=True) if other == worker]
+            ends += replay(of_worker, self.served.speed, limit)
+        return ends
+
+    def _more(self, step: int, members: list[int], change: Change) -> list[ReplayedRequest]:
+        """Return requests that are begun beside those of a step: like some of all steps."""
+        extra = round(change.more_requests * len(members))
+        random = Random(step)  # noqa: S311 - repeatable, not secret
+        numbers = [random.randrange(len(self._recorded)) for _ in range(extra)]
+        begins = sorted(self._recorded[number].request.begin for number in members)
+        return [
+            replace(self._changed(None, number, change), begin=begins[random.randrange(len(begins))])
+            for number in numbers
+        ]
+
+    def _changed(self, step: int | None, number: int, change: Change) -> ReplayedRequest:
+        recorded = self._recorded[number]
+        if step is not None and (change.free_pools or change.most_sec):
+            recorded = self._without_waits(recorded, self._rows["request_id"][number], step, change)
+        return under(recorded, change.rules, _NOTHING)[0]
+
+    def _without_waits(self, recorded: Recorded, request_id: str, step: int, change: Change) -> Recorded:
+        """Return a request whose tools and reward take as long as they would under a change."""
+        tools = list(recorded.answers["tool"])
+        reward_sec, rest_sec = recorded.reward_sec, recorded.request.rest_sec
+        for turn, sec in self._pools.saved(step, request_id, change.free_pools, change.most_sec).items():
+            if turn is not None and turn < len(tools):
+                tools[turn] = max(0.0, tools[turn] - sec)
+            else:
+                less = min(sec, reward_sec)
+                reward_sec, rest_sec = reward_sec - less, max(0.0, rest_sec - less)
+        request = replace(recorded.request, rest_sec=rest_sec)
+        return replace(
+            recorded, request=request, answers={**recorded.answers, "tool": tools}, reward_sec=reward_sec
+        )

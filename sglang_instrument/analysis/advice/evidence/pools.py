@@ -1,0 +1,172 @@
+"""Find out how many calls of a tool or reward run at once where more are made: a pool's limit.
+
+Calls wait for a place in the order in which they are made, if their spans begin before they have one. A
+number of places explains the calls if the times from their admission on scatter much less than the whole
+times do.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sglang_instrument.analysis.changes.queueing import admissions
+from sglang_instrument.analysis.reading.records.fields import Fields
+from sglang_instrument.analysis.reading.records.lines import Integer
+from sglang_instrument.analysis.run.newest_records import newest_records
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+EVENTS: Final = ("tool_call", "reward_calculation")
+_FEWEST: Final = 40  # calls
+_BETTER: Final = 0.6  # the times from the admission on scatter at most so much as the whole times
+_LEAST_WAITING: Final = 0.1  # of the time of calls
+_NARROWER: Final = 0.8
+_MOST_CALLS: Final = 4_000
+
+
+class PooledCall(NamedTuple):
+    """A call of a tool or a reward; times are seconds."""
+
+    name: str
+    step: int
+    worker: int
+    request_id: str
+    turn: int | None
+    begin: float
+    end: float
+
+
+class Pool(NamedTuple):
+    """What a pool is.
+
+    Attributes:
+        name: The event, with the tool's name.
+        places: How many calls run at once.
+        most: The most calls that were made and not done at once.
+        waited_share: The share of the calls' time in which they waited.
+        calls: How many there were.
+    """
+
+    name: str
+    places: int
+    most: int
+    waited_share: float
+    calls: int
+
+
+class _PoolFields(Fields, gc=False, omit_defaults=True):
+    request_id: str | Integer | None = None
+    turn: Integer | None = None
+    tool: str | None = None
+
+
+class PooledCalls:
+    """The calls of tools and rewards of a run, and the pools that they wait for."""
+
+    def __init__(self, run: "Run") -> None:
+        self.by_name: dict[str, list[PooledCall]] = {}
+        for call in _calls(run):
+            self.by_name.setdefault(call.name, []).append(call)
+        self._admitted: dict[str, list[float]] = {}
+        self.pools = [pool for name in self.by_name if (pool := self._pool(name)) is not None]
+        self._of_requests: dict[tuple[int, str], list[tuple[PooledCall, float]]] = {}
+        for name, calls in self.by_name.items():
+            admitted = self._admitted.get(name) or [call.begin for call in calls]
+            for call, begin in zip(calls, admitted, strict=True):
+                self._of_requests.setdefault((call.step, call.request_id), []).append((call, begin))
+
+    def saved(
+        self, step: int, request_id: str, free: frozenset[str], most_sec: dict[str, float]
+    ) -> dict[int | None, float]:
+        """Return the seconds that each turn of a request saves; those of its reward under None.
+
+        Args:
+            step: The step.
+            request_id: The request.
+            free: The pools in which nobody waits any more.
+            most_sec: Most seconds of a call, by name.
+        """
+        by_turn: dict[int | None, list[tuple[float, float, float]]] = {}
+        for call, admitted in self._of_requests.get((step, request_id), ()):
+            took = call.end - (admitted if call.name in free else call.begin)
+            took = min(took, most_sec.get(call.name, took))
+            by_turn.setdefault(call.turn, []).append((call.begin, call.end, took))
+        saved = {}
+        for turn, calls in by_turn.items():
+            was = max(end for _, end, _ in calls) - min(begin for begin, _, _ in calls)
+            saved[turn] = max(0.0, was - max(took for _, _, took in calls))
+        return saved
+
+    def _pool(self, name: str) -> Pool | None:
+        calls = self.by_name[name]
+        if len(calls) < _FEWEST:
+            return None
+        starts, ends = [call.begin for call in calls], [call.end for call in calls]
+        most = _most_at_once(starts, ends)
+        if most < 2:
+            return None
+        part = slice(0, _MOST_CALLS)
+        plain = _scatter(starts[part], ends[part])
+        best, places = min(
+            (_scatter(admissions(starts[part], ends[part], limit), ends[part]), limit)
+            for limit in _limits(most)
+        )
+        if not plain or best > _BETTER * plain:
+            return None
+        admitted = admissions(starts, ends, places)
+        waited = sum(begin - start for begin, start in zip(admitted, starts, strict=True))
+        took = sum(end - start for start, end in zip(starts, ends, strict=True))
+        if waited < _LEAST_WAITING * took:
+            return None
+        self._admitted[name] = admitted
+        return Pool(name, places, most, waited / took, len(calls))
+
+
+def _limits(most: int) -> Iterator[int]:
+    limit = most - 1
+    while limit >= 1:
+        yield limit
+        limit = min(limit - 1, round(limit * _NARROWER))
+
+
+def _scatter(starts: list[float], ends: list[float]) -> float:
+    """Return the middle half's width of the logarithm of times; infinite where some end before they begin."""
+    logs = sorted(math.log(max(end - start, 1e-6)) for start, end in zip(starts, ends, strict=True))
+    quarter = len(logs) // 4
+    return logs[-1 - quarter] - logs[quarter]
+
+
+def _most_at_once(starts: list[float], ends: list[float]) -> int:
+    changes = sorted([(start, 1) for start in starts] + [(end, -1) for end in ends])
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _calls(run: "Run") -> Iterator[PooledCall]:
+    files = [
+        file
+        for file in run.files
+        if file.place is not None and file.place.step is not None and not file.place.validate
+    ]
+    for file, line, fields in newest_records(run, files, _PoolFields, events=EVENTS):
+        if line.start_us is None or line.duration_sec is None or fields.request_id is None:
+            continue
+        if file.place is None or file.place.step is None or file.place.worker is None:
+            continue
+        begin = line.start_us / 1e6
+        is_tool = line.event == "tool_call"
+        name = f"{line.event} {fields.tool}" if is_tool and fields.tool else line.event
+        turn = fields.turn if is_tool else None
+        yield PooledCall(
+            name,
+            file.place.step,
+            file.place.worker,
+            str(fields.request_id),
+            turn,
+            begin,
+            begin + line.duration_sec,
+        )

@@ -1,0 +1,1 @@
+"""Levers on what is around the engine: tools, rewards, the loop."""

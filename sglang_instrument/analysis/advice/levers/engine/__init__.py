@@ -1,0 +1,1 @@
+"""Levers on the engine and on what routes to it."""

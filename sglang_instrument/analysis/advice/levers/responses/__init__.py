@@ -1,0 +1,1 @@
+"""Levers on the responses: how long they may be, and how many are begun."""

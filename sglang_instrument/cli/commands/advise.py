@@ -1,0 +1,103 @@
+"""Say which setting to change: from what to what, what it saves, what it costs, and what shows it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.analysis.tables.changes.advise import LEVERS
+from sglang_instrument.cli import select
+from sglang_instrument.cli.answer import FOLDER, MISSING, Key
+from sglang_instrument.cli.numbers import duration, percent
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.advice.advise import Advice
+
+HELP: Final = """\
+Say which setting to change: what another value would save a step, what it costs, and what shows it.
+Savings are simulated on the recorded requests; 80 % of such changes fall into their intervals. A lever that
+is only named says what its present setting cost. No lever is told while a fault dominates the run.
+
+    sglang-instrument advise logs/gsm8k_600
+
+    setting                    now  proposed  saves s  80 % interval  share %
+    max_running_requests        16        32      8.1     6.2 .. 10        14
+    data.max_response_length  1024       620      4.0    2.9 .. 5.1         7"""
+
+TABLES: Final = (LEVERS,)
+_SAVING: Final = {
+    "saves_sec": Key("number", "seconds that a step saves on average"),
+    "low": Key("number", "begin of the 80 % interval, in seconds"),
+    "high": Key("number", "end of it"),
+}
+ANSWER: Final = {
+    "folder": FOLDER,
+    "sentence": Key("string", "the answer in words"),
+    "levers": Key(LEVERS),
+    "together": Key(_SAVING, "the two best simulated levers, simulated together; null unless there are two"),
+    "step_sec": Key("number", "mean seconds of a step, to the begin of the next"),
+    "mend_first": Key("string", "the fault that dominates the run: then no lever is told"),
+    "missing": MISSING,
+    "assumptions": Key("array", "sentences"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `advise`."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=select.LOGS_HELP)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    select.add_ray(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print levers."""
+    from sglang_instrument.analysis.advice.advise import advise
+
+    with reading() as progress:
+        opened = select.open_logs(args, args.logs, progress)
+        advice = advise(opened)
+    rows = advice.rows(quote(opened.logs))
+    if args.json:
+        print_json({"folder": str(opened.folder), **in_json(advice, rows)})
+        return 0
+    print_advice(opened.name, advice, rows)
+    return 0
+
+
+def in_json(advice: Advice, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what `--json` prints of advice, without the folder."""
+    together = advice.together
+    return {
+        "sentence": advice.sentence,
+        "levers": LEVERS.in_json(rows),
+        "together": together and {"saves_sec": together.sec, "low": together.low, "high": together.high},
+        "step_sec": advice.step_sec,
+        "mend_first": advice.mend_first and advice.mend_first.sentence,
+        "missing": advice.missing,
+        "assumptions": list(advice.assumptions),
+    }
+
+
+def print_advice(name: str, advice: Advice, rows: list[dict[str, Any]]) -> None:
+    """Print advice: the table of levers, and what each costs and rests on."""
+    print_line(f"{name}: {advice.sentence}", "bold")
+    if rows:
+        title = f"a step takes {duration(advice.step_sec)}; simulated, not measured"
+        print_rows(LEVERS, rows, title=title)
+    for row in rows:
+        print_line(f"{row['setting']}: {row['rests_on']}")
+        print_line(f"    costs: {row['costs']}")
+        print_line(f"    evidence: sglang-instrument {row['command']}")
+    if advice.together is not None:
+        saving, share = advice.together, advice.together.sec / advice.step_sec
+        print_line(
+            f"the first two together: {duration(saving.sec)} a step ({percent(share)} %), "
+            f"{saving.low:.3g} .. {saving.high:.3g} s"
+        )
+    for sentence in advice.missing:
+        print_line(f"not recorded: {sentence}")
+    for sentence in advice.assumptions if rows else ():
+        print_line(sentence, "dim")
