@@ -1,4 +1,4 @@
-"""`advise` proposes the setting that is wrong in a world; it is silent where none is, or a fault dominates."""
+"""`advise` proposes the setting that is wrong in a world; it is silent where none is and where a fault is."""
 
 from dataclasses import replace
 from pathlib import Path
