@@ -71,11 +71,11 @@ def main():
         print(f"{name}: held {held[name]} of {promises[name]} ({held[name] / promises[name]:.0%})")
     whole = sum(held.values()) / max(1, sum(promises.values()))
     print(f"all promises: held {sum(held.values())} of {sum(promises.values())} ({whole:.0%})")
-    told = Counter()
+    levers = Counter()
     for seed in range(args.worlds) if not args.kind else ():
         rows, _ = advised(well_set_world(seed, hidden=args.hidden))
-        told.update(row["lever"] for row in rows)
-    print(f"well-set worlds: {sum(told.values())} levers in {args.worlds} {dict(told)}")
+        levers.update(row["lever"] for row in rows)
+    print(f"well-set worlds: {sum(levers.values())} levers in {args.worlds} {dict(levers)}")
     return int(not 0.75 <= whole <= 0.85)
 
 

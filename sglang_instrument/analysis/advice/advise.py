@@ -124,13 +124,13 @@ def advise(run: "Run", verdict: Verdict | None = None) -> Advice:
 
 def _told(proposed: Sequence[tuple[Lever, Proposal]], step_sec: float) -> list[Advised]:
     """Return the proposals that are told, in their order."""
-    told: list[Advised] = []
+    shown: list[Advised] = []
     for lever, proposal in proposed:
         saving = saving_of(proposal.per_step) if lever.kind == "simulated" else None
         if is_worth_telling(lever, proposal, saving, step_sec):
             sec = saving.sec if saving else proposal.costs_sec or 0.0
-            told.append(Advised(lever, proposal, saving, sec / step_sec))
-    return sorted(told, key=lambda advised: (advised.saving is None, -advised.share))
+            shown.append(Advised(lever, proposal, saving, sec / step_sec))
+    return sorted(shown, key=lambda advised: (advised.saving is None, -advised.share))
 
 
 def _missing(proposal: Proposal) -> str:
