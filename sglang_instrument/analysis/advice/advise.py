@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.advice.calm import dominating_fault, is_worth_telling
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Lever, Proposal
+from sglang_instrument.analysis.advice.evidence.lever import Lever, ProposedChange
 from sglang_instrument.analysis.advice.intervals import Saving, saving_of
 from sglang_instrument.analysis.advice.levers import LEVERS
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
@@ -36,7 +36,7 @@ class Advised:
     """
 
     lever: Lever
-    proposal: Proposal
+    proposal: ProposedChange
     saving: Saving | None
     share: float
 
@@ -122,7 +122,7 @@ def advise(run: "Run", verdict: Verdict | None = None) -> Advice:
     return Advice(levers, sentence, together, step_sec, None, [*missing, *loop.missing()])
 
 
-def _told(proposed: Sequence[tuple[Lever, Proposal]], step_sec: float) -> list[Advised]:
+def _told(proposed: Sequence[tuple[Lever, ProposedChange]], step_sec: float) -> list[Advised]:
     """Return the proposals that are told, in their order."""
     shown: list[Advised] = []
     for lever, proposal in proposed:
@@ -133,7 +133,7 @@ def _told(proposed: Sequence[tuple[Lever, Proposal]], step_sec: float) -> list[A
     return sorted(shown, key=lambda advised: (advised.saving is None, -advised.share))
 
 
-def _missing(proposal: Proposal) -> str:
+def _missing(proposal: ProposedChange) -> str:
     return f"{proposal.setting}: its value is not recorded; {proposal.not_recorded}"
 
 

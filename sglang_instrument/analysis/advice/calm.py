@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from sglang_instrument.analysis.advice.evidence.lever import Lever, Proposal
+from sglang_instrument.analysis.advice.evidence.lever import Lever, ProposedChange
 from sglang_instrument.analysis.advice.intervals import Saving
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
@@ -40,7 +40,7 @@ def dominating_fault(
     return first[cause] if cause is not None and cost[cause] > DOMINATES * wall_sec else None
 
 
-def is_worth_telling(lever: Lever, proposal: Proposal, saving: Saving | None, step_sec: float) -> bool:
+def is_worth_telling(lever: Lever, proposal: ProposedChange, saving: Saving | None, step_sec: float) -> bool:
     """Return whether a proposal is told.
 
     A simulated one is if its interval is above 0, and its mean at least 3 % of the step; a named one if the

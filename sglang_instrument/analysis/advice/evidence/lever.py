@@ -12,7 +12,7 @@ Kind = Literal["simulated", "named"]
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ProposedChange:
     """Another value of a setting.
 
     Attributes:
@@ -40,7 +40,7 @@ class Proposal:
     not_recorded: str = ""
 
 
-Propose = Callable[[Grounds], Iterator[Proposal]]
+Propose = Callable[[Grounds], Iterator[ProposedChange]]
 
 
 @dataclass(frozen=True)

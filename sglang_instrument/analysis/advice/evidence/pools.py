@@ -37,7 +37,7 @@ class PooledCall(NamedTuple):
     end: float
 
 
-class Pool(NamedTuple):
+class WorkPool(NamedTuple):
     """What a pool is.
 
     Attributes:
@@ -98,7 +98,7 @@ class PooledCalls:
             saved[turn] = max(0.0, was - max(took for _, _, took in calls))
         return saved
 
-    def _pool(self, name: str) -> Pool | None:
+    def _pool(self, name: str) -> WorkPool | None:
         calls = self.by_name[name]
         if len(calls) < _FEWEST:
             return None
@@ -120,7 +120,7 @@ class PooledCalls:
         if waited < _LEAST_WAITING * took:
             return None
         self._admitted[name] = admitted
-        return Pool(name, places, most, waited / took, len(calls))
+        return WorkPool(name, places, most, waited / took, len(calls))
 
 
 def _limits(most: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 _PHASES: Final = ("preprocess", "postprocess", "broadcast")
 _CONSTANT: Final = 0.3  # deviation of its seconds from step to step, of their mean
@@ -15,7 +15,7 @@ _FEWEST: Final = 3  # steps
 
 
 @lever("constant cost out of the loop", "simulated", "preprocess", "post-processing", "broadcast")
-def constant_costs(grounds: Grounds) -> Iterator[Proposal]:
+def constant_costs(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield each phase of workers outside of requests whose time is the same in all steps."""
     steps = grounds.loop.lanes.paths.of_workers.filter(~pl.col("validate")).steps
     for phase in _PHASES:
@@ -30,7 +30,7 @@ def constant_costs(grounds: Grounds) -> Iterator[Proposal]:
         if not mean or deviation > _CONSTANT * mean:
             continue
         change = Change(outside_sec=dict(of_steps.iter_rows()))
-        yield Proposal(
+        yield ProposedChange(
             f"where {phase}ing of the batch runs" if phase.endswith("process") else f"the {phase}",
             "in each step, before the requests" if phase == "preprocess" else "in each step",
             "ahead, while the step before trains; or once, and kept",

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 from typing import Final
 
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 _LEAST: Final = 0.1  # of the step
 
 
 @lever("weight sync", "named", "weights", "slow-update", "aborting-update")
-def weight_sync(grounds: Grounds) -> Iterator[Proposal]:
+def weight_sync(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield how weights are sent, where that takes a tenth of the step."""
     sec = grounds.mean["weights_sec"]
     if not sec or sec < _LEAST * grounds.step_sec:
         return
     setting = grounds.setting("weight sync")
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         "larger buckets, or changed weights alone",
@@ -29,13 +29,13 @@ def weight_sync(grounds: Grounds) -> Iterator[Proposal]:
 
 
 @lever("staleness bound", "named", "rollout-waits")
-def staleness_bound(grounds: Grounds) -> Iterator[Proposal]:
+def staleness_bound(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the staleness bound, where an asynchronous rollout waits for the trainer at it."""
     sec = grounds.mean["rollout_waits_sec"]
     if grounds.playback.shape != "asynchronous" or not sec or sec < _LEAST * grounds.step_sec:
         return
     setting = grounds.setting("staleness")
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         "a higher bound, or fewer servers",

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 
 @lever("pool of tools or rewards", "simulated", "tool", "reward")
-def pools(grounds: Grounds) -> Iterator[Proposal]:
+def pools(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield for each pool as many places as calls were made at once."""
     for pool in grounds.pools.pools:
         change = Change(free_pools=frozenset({pool.name}))
         event, _, tool = pool.name.partition(" ")
         what = f"tool {tool}" if tool else "rewards" if event == "reward_calculation" else "tools"
-        yield Proposal(
+        yield ProposedChange(
             f"how many calls of {what} run at once",
             pool.places,
             pool.most,

@@ -7,13 +7,13 @@ import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 from sglang_instrument.analysis.changes.rules import Rules
 from sglang_instrument.analysis.ledger.loop_lanes import REWARD
 
 
 @lever("rewards off the critical path", "simulated", "late-rewards", "exposed-reward", "reward")
-def rewards(grounds: Grounds) -> Iterator[Proposal]:
+def rewards(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield rewards that are computed while other requests generate, or while log-probs are."""
     ledger = grounds.loop.ledger().filter((pl.col("side") == "trainer") & (pl.col("part") == REWARD))
     of_trainer = dict(ledger.filter(~pl.col("validate")).select("step", "sec").iter_rows())
@@ -22,7 +22,7 @@ def rewards(grounds: Grounds) -> Iterator[Proposal]:
         change = replace(change, outside_sec=of_trainer)
     setting = grounds.setting("rewards aside")
     where = "the trainer computes them between rollout and training" if of_trainer else "in each request"
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         True if setting.name.endswith("async") else "beside generation or log-probs",

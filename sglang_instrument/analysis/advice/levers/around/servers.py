@@ -5,13 +5,13 @@ from typing import Final
 
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 _LEAST_WAITING: Final = 0.1  # of the time, for which the trainer waits
 
 
 @lever("servers", "simulated", "trainer-waits")
-def servers(grounds: Grounds) -> Iterator[Proposal]:
+def servers(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield one server more, where both sides work at once and the rollout is the slower one.
 
     Where they take turns, more servers are money, no better setting: `loop --replicas` tells what they buy.
@@ -21,7 +21,7 @@ def servers(grounds: Grounds) -> Iterator[Proposal]:
     if playback.shape in (None, "synchronous") or waits is None or waits < _LEAST_WAITING:
         return
     number, change = playback.served.servers, Change(servers=1)
-    yield Proposal(
+    yield ProposedChange(
         "servers of the rollout",
         number,
         number + 1,

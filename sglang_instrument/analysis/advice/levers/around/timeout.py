@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.cliffs import cliffs_in
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 
 @lever("time-out of a tool", "simulated", "tool")
-def timeout(grounds: Grounds) -> Iterator[Proposal]:
+def timeout(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield for each time-out twice the time in which 99 % of the other calls end."""
     for name, calls in grounds.pools.by_name.items():
         if not name.startswith("tool_call"):
@@ -24,7 +24,7 @@ def timeout(grounds: Grounds) -> Iterator[Proposal]:
                 continue
             tool = name.partition(" ")[2]
             change = Change(most_sec={name: shorter})
-            yield Proposal(
+            yield ProposedChange(
                 f"time-out of tool {tool}" if tool else "time-out of tools",
                 round(cliff.value, 1),
                 shorter,

@@ -6,7 +6,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds, total
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 _SLOW_KERNELS: Final = frozenset({"torch_native"})
 _FEWEST_ACCEPTED: Final = 1.3  # tokens a verification; below it, verifying costs more than it saves
@@ -16,7 +16,7 @@ _UNEVEN: Final = 1.5  # times the mean load
 
 
 @lever("speculation", "named", "speculation")
-def speculation(grounds: Grounds) -> Iterator[Proposal]:
+def speculation(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield speculation off, where few drafted tokens are right."""
     turns = grounds.loop.lanes.paths.of_workers.filter(~pl.col("validate")).turns
     verified = turns.filter((pl.col("verifications") > 0) & (pl.col("response_tokens") > 0))
@@ -26,7 +26,7 @@ def speculation(grounds: Grounds) -> Iterator[Proposal]:
     if accepted >= _FEWEST_ACCEPTED:
         return
     setting = grounds.setting("speculation")
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         "off",
@@ -39,13 +39,13 @@ def speculation(grounds: Grounds) -> Iterator[Proposal]:
 
 
 @lever("attention backend", "named")
-def attention_backend(grounds: Grounds) -> Iterator[Proposal]:
+def attention_backend(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield another backend, where a GPU runs the one for machines without a GPU."""
     setting = grounds.setting("attention backend")
     device = next((known.value for known in grounds.settings if known.name == "device"), None)
     if setting.value not in _SLOW_KERNELS or device != "cuda":
         return
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         "fa3, flashinfer or triton, as the GPU allows",
@@ -57,7 +57,7 @@ def attention_backend(grounds: Grounds) -> Iterator[Proposal]:
 
 
 @lever("schedule policy", "named", "cache-lost")
-def schedule_policy(grounds: Grounds) -> Iterator[Proposal]:
+def schedule_policy(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield longest prefixes first, where requests queue and later turns lose their prefixes."""
     setting = grounds.setting("schedule policy")
     later = grounds.calls.filter(pl.col("turn") > 0).drop_nulls(["prompt_tokens", "cached_tokens"])
@@ -68,7 +68,7 @@ def schedule_policy(grounds: Grounds) -> Iterator[Proposal]:
         return
     known = grounds.calls.drop_nulls(["prefill_sec", "call_sec"])
     share = total(known["prefill_sec"]) / max(1e-9, total(known["call_sec"]))
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         "lpm",
@@ -84,7 +84,7 @@ def schedule_policy(grounds: Grounds) -> Iterator[Proposal]:
 
 
 @lever("router policy", "named", "uneven-servers", "conversations-moved")
-def router_policy(grounds: Grounds) -> Iterator[Proposal]:
+def router_policy(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield a router's policy by load, where requests queue at one server while another is half empty."""
     named = grounds.calls.drop_nulls(["server", "queue_sec", "call_sec"])
     if named.is_empty() or named["server"].n_unique() < 2:
@@ -97,7 +97,7 @@ def router_policy(grounds: Grounds) -> Iterator[Proposal]:
     if busiest["load"] < _UNEVEN * mean or busiest["queue"] < _LEAST_QUEUE:
         return
     setting = grounds.setting("router")
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         "by load, such as least_load or cache_aware",

@@ -6,7 +6,7 @@ from typing import Final
 
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 _FULL: Final = 0.7  # of the cache, held by running requests while others wait
 _MOST_FRACTION: Final = 0.9
@@ -15,7 +15,7 @@ _TIMES: Final = (1.25, 1.5, 2.0, 3.0, 4.0)
 
 
 @lever("key-value cache", "simulated", "retraction", "queue", "engine", "slow-calls", "slow-call")
-def kv_cache(grounds: Grounds) -> Iterator[Proposal]:
+def kv_cache(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield a larger memory fraction, or more tokens where their number is set."""
     limit, share = grounds.playback.served.limit, grounds.full_share()
     if limit is None or share is None or share < _FULL:
@@ -41,7 +41,7 @@ def kv_cache(grounds: Grounds) -> Iterator[Proposal]:
     best = max(map(mean, saved))
     place = next(number for number, each in enumerate(saved) if mean(each) >= 0.9 * best or best <= 0)
     times, value = changes[place]
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         value if value is not None else f"room for {100 * (times - 1):.0f} % more tokens",

@@ -6,7 +6,7 @@ from typing import Final
 
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 _TIMES: Final = (1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
 _FULL: Final = 0.85  # of the cache: with more, no other limit would let more requests run
@@ -15,7 +15,7 @@ _ENOUGH: Final = 0.9  # of the most that any limit saves
 
 
 @lever("running limit", "simulated", "queue", "engine", "slow-calls", "slow-call")
-def running_limit(grounds: Grounds) -> Iterator[Proposal]:
+def running_limit(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the smallest limit that saves nine tenths of what the best one saves, if the cache has room."""
     limit = grounds.playback.served.limit
     share = grounds.full_share()
@@ -33,7 +33,7 @@ def running_limit(grounds: Grounds) -> Iterator[Proposal]:
         return
     best = max(map(mean, saved))
     place = next(number for number, each in enumerate(saved) if mean(each) >= _ENOUGH * best or best <= 0)
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value if setting.value is not None else limit,
         limits[place],

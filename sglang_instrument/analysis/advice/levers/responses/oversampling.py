@@ -8,7 +8,7 @@ import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 _SHARES: Final = (0.1, 0.2, 0.3)
 _ENOUGH: Final = 0.8  # of what the best share saves
@@ -18,7 +18,7 @@ _MOST_ABORTED: Final = 0.01  # of the requests: where more are, the trainer over
 
 
 @lever("over-sampling", "simulated")
-def oversampling(grounds: Grounds) -> Iterator[Proposal]:
+def oversampling(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the smallest share of more samples that saves most of what the best one saves."""
     if not _is_begun_at_once(grounds) or _aborted_share(grounds) > _MOST_ABORTED:
         return
@@ -30,7 +30,7 @@ def oversampling(grounds: Grounds) -> Iterator[Proposal]:
     place = next(number for number, each in enumerate(saved) if mean(each) >= _ENOUGH * best or best <= 0)
     share = _SHARES[place]
     setting = grounds.setting("over-sampling")
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         f"{100 * share:.0f} % more than a step needs",

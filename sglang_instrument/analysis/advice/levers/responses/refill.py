@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 from sglang_instrument.analysis.changes.refill import refill_steps
 
 
 @lever("refill by sample", "simulated", "group-wait")
-def refill(grounds: Grounds) -> Iterator[Proposal]:
+def refill(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the change from groups to samples, where requests log their group."""
     requests = grounds.requests
     if not len(requests) or requests["group"].null_count() == len(requests):
@@ -20,7 +20,7 @@ def refill(grounds: Grounds) -> Iterator[Proposal]:
     if not any(sec > 0 for sec in per_step):
         return
     setting = grounds.setting("refill")
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         "by group",
         "by sample",

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from sglang_instrument.analysis.advice.evidence.curves import token_curve
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.evidence.knee import knee_of
-from sglang_instrument.analysis.advice.evidence.lever import Proposal, lever
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 
 @lever("response cap", "simulated", "long-replies")
-def response_cap(grounds: Grounds) -> Iterator[Proposal]:
+def response_cap(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the cap at the knee of the curve, among those that cut at most one response in twenty."""
     point = knee_of(token_curve(grounds.playback, grounds.requests))
     if point is None:
         return
     setting = grounds.setting("response cap")
-    yield Proposal(
+    yield ProposedChange(
         setting.name,
         setting.value,
         point.cap,
