@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 HELP: Final = """\
-Estimate how long each step would take under other rules: replay the requests at engines whose speed is fitted
-to the recorded calls. Where half of the calls are 20 % off that speed, predictions are rough. Without a
-rule: what `advise` says.
+Estimate how long each step would take under other rules: replay the requests at engines of the fitted speed.
+Where half of the calls are 20 % off it, predictions are rough. Without a rule, it prints what `advise` does.
 
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --max-turns 3
     sglang-instrument whatif logs/gsm8k_600 --scale turn_tool_parsing=0.5 --scale reward=0
