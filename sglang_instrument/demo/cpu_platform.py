@@ -8,8 +8,6 @@ its native PyTorch path. SGLang finds the plugin by an entry point in `sglang.sr
 from __future__ import annotations
 
 import gc
-import pkgutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +28,6 @@ def write_plugin(folder: Path) -> None:
 def collect_rarely() -> None:
     """Collect garbage less often: SGLang imports 6,000 modules in each of its processes."""
     gc.set_threshold(_MADE_BETWEEN, *gc.get_threshold()[1:])
-
-
-def only_the_demos_model() -> dict[str, str]:
-    """Return variables with which SGLang's processes import the file of this model, not those of all 250."""
-    sglang = find_spec("sglang")
-    places = sglang.submodule_search_locations if sglang else None
-    models = pkgutil.iter_modules([f"{place}/srt/models" for place in places or ()])
-    return {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(name for _, name, _ in models if name != "llama")}
 
 
 def activate() -> str:

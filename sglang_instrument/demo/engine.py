@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.demo.cpu_platform import only_the_demos_model, write_plugin
+from sglang_instrument.demo.cpu_platform import write_plugin
 
 #: Enough for all requests of a worker at once; larger pools only slow down the engine's start.
 MAX_TOTAL_TOKENS: Final = 8192
@@ -80,7 +80,6 @@ def _device_arguments(rank: int, scratch: Path) -> dict[str, Any]:
     if torch.cuda.is_available():
         return {**_CUDA, "base_gpu_id": rank % torch.cuda.device_count()}
     write_plugin(scratch)
-    os.environ |= only_the_demos_model()
     sys.path.insert(0, str(scratch))  # for this process; PYTHONPATH is for the engine's processes
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
     return _CPU

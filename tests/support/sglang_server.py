@@ -16,7 +16,7 @@ from pathlib import Path
 
 from own_group import end_group, free_port
 
-from sglang_instrument.demo.cpu_platform import only_the_demos_model, write_plugin
+from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.demo.model import ensure_model
 
 ARGUMENTS = [
@@ -148,8 +148,7 @@ def _start_server(scratch, environment, *arguments, overlap):
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
     command += ["--model-path", str(model_of_the_demo()), "--port", str(port), *ARGUMENTS, *arguments]
     command += [] if overlap else [IN_TURN]
-    fast = {"OMP_NUM_THREADS": "1", **only_the_demos_model()}
-    variables = {**os.environ, "PYTHONPATH": path, **fast, **environment}
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     errors = scratch / "stderr.txt"
     server = Server(launch(command, variables, errors), port, errors, command, variables)
     wait_until_it_answers(server)
