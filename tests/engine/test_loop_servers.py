@@ -1,6 +1,7 @@
 """A loop over one and over two real SGLang servers: its ledger, and what another server would save.
 
-How near such predictions are is for `benchmarks/loop.py`; `tests/analysis/test_replicas.py` has clear cases.
+How near such predictions are is for `benchmarks/loop.py`; `tests/analysis/changes/test_replicas.py` has clear
+cases.
 """
 
 from pathlib import Path

@@ -43,7 +43,7 @@ TELLS = {
     "verl_console": "trainer_generate took 1.9 times the usual",
     "slime_timers": "train_wait took 1.9 times the usual",
 }
-HOW_TO = Path(__file__).parents[2] / "docs/how-to/other-logs.md"
+HOW_TO = Path(__file__).parents[3] / "docs/how-to/other-logs.md"
 
 
 @pytest.fixture(scope="module")

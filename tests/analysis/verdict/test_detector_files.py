@@ -14,7 +14,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import Detector, Joine
 from sglang_instrument.testing.causes import Cause as PlantedCause
 
 ALL = (*DETECTORS, *JOINERS)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def planted_in(module: ModuleType) -> set[str]:
