@@ -84,7 +84,7 @@ class Where:
         return LocalExecutor(self.folder, only=only)
 
 
-def read_piece(piece: Piece, executor: Executor, files: Sequence[File]) -> tuple[list[File], Digest]:
+def read_piece(piece: Piece, executor: Executor, files: Sequence[File]) -> tuple[Sequence[File], Digest]:
     """Return the files of a piece as read, also what `prune` deleted of it, and their digest."""
     read, digest = stored_digest(executor, files, of_some=True)
     if not piece.pruned:

@@ -109,7 +109,7 @@ def plan_prune(path: Path, keep_steps: int, keep_slowest: int, progress: Progres
     return Plan(run, whole, keep, drop, left, sizes.count(None), sum(filter(None, sizes)))
 
 
-def _files_by_step(files: list[File]) -> dict[Step, list[File]]:
+def _files_by_step(files: Sequence[File]) -> dict[Step, list[File]]:
     """Return the logs that are there of each step; records that belong to no step are in none."""
     outside = paths_outside_steps(files)
     steps: dict[Step, list[File]] = {}

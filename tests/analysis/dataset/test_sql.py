@@ -115,6 +115,14 @@ def test_a_question_about_records_needs_no_digest_of_the_whole_run(logs, tmp_pat
     assert [json.loads(asked(capsys, folder, question, "--json")) for question in (P99, count)] == expected
 
 
+def test_a_question_about_records_loads_no_digest_of_a_dataset(logs, dataset, capsys):
+    opened = Run.open(dataset, files_alone=True)
+    assert opened.everything.steps.is_empty()
+    assert opened.health == Run.open(dataset).health
+    answers = [json.loads(asked(capsys, folder, P99, "--json")) for folder in (logs, dataset)]
+    assert answers[0]["rows"] == answers[1]["rows"]
+
+
 def test_every_table_is_there_even_without_rows(run):
     assert set(run.sql("show tables")["name"]) == {*TABLES, *VIEWS}
     for name, columns in {**TABLES, **VIEWS}.items():
