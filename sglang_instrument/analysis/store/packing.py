@@ -45,12 +45,13 @@ def packed(rows: pl.DataFrame) -> pl.DataFrame:
     Args:
         rows: Records, with `end_us` of all.
     """
-    after_ids = _EXTRA.str.strip_prefix(_IDS)
-    is_apart = _EXTRA.str.starts_with(_IDS) & (after_ids.str.starts_with(",") | (after_ids == "}"))
-    rest = pl.when(after_ids == "}").then(pl.lit("{}")).otherwise(_opened(after_ids))
+    after_ids = rows.select(_EXTRA.str.strip_prefix(_IDS)).to_series()
+    is_whole = after_ids == "}"
+    is_apart = (after_ids != rows["extra"]) & (is_whole | after_ids.str.starts_with(","))
+    fields = pl.select(pl.concat_str(pl.lit("{"), after_ids.str.slice(1))).to_series()
     rows = rows.with_columns(
         start_us=pl.when(pl.col("start_us").ne_missing(pl.col("end_us") - _LASTS_US)).then("start_us"),
-        extra=pl.when(is_apart).then(rest).otherwise(_EXTRA),
+        extra=pl.when(is_apart & is_whole).then(pl.lit("{}")).when(is_apart).then(fields).otherwise(_EXTRA),
         ids_apart=pl.when(is_apart).then(is_apart),
         **_packed_nesting(rows.columns),
     )
@@ -58,10 +59,6 @@ def packed(rows: pl.DataFrame) -> pl.DataFrame:
     in_nanoseconds = rows.select(fitting.cast(_NANOSECONDS)).to_series()
     is_exact = in_nanoseconds.cast(pl.Float64).eq_missing(rows["duration_sec"]).all()
     return rows.with_columns(in_nanoseconds) if is_exact else rows
-
-
-def _opened(after_ids: pl.Expr) -> pl.Expr:
-    return pl.concat_str(pl.lit("{"), after_ids.str.strip_prefix(","))
 
 
 def _packed_nesting(columns: Collection[str]) -> dict[str, pl.Expr]:
