@@ -104,12 +104,13 @@ R.markers = (more) => ({ type: "scatter", mode: "markers", hoverinfo: "text", cl
 R.findingMarks = (steps, time) => {
   const accused = steps.filter((one) => one.accused);
   if (accused.length > 12) return [];
+  const isRoomy = accused.length * 80 < R.$("chart-steps").clientWidth;
   const bad = R.ink("bad");
   const arrow = { showarrow: true, arrowhead: 0, arrowwidth: 1, ax: 0, ay: -20, arrowcolor: bad };
   return accused.map((one) => ({
     x: steps.indexOf(one),
     y: time.at(Math.max(one.duration_sec, one.interval_sec || 0)),
-    text: "finding",
+    text: isRoomy ? "finding" : "▾",
     font: { color: bad, size: 11 },
     ...arrow,
   }));
