@@ -126,7 +126,7 @@ def _told(proposed: Sequence[tuple[Lever, ProposedChange]], step_sec: float) -> 
     """Return the proposals that are told, in their order."""
     shown: list[Advised] = []
     for lever, proposal in proposed:
-        saving = saving_of(proposal.per_step) if lever.kind == "simulated" else None
+        saving = saving_of(proposal.per_step, lever.model_error) if lever.kind == "simulated" else None
         if is_worth_telling(lever, proposal, saving, step_sec):
             sec = saving.sec if saving else proposal.costs_sec or 0.0
             shown.append(Advised(lever, proposal, saving, sec / step_sec))
@@ -142,7 +142,8 @@ def _together(grounds: Grounds, levers: Sequence[Advised]) -> Saving | None:
     changes = [advised.proposal.change for advised in levers[:2]]
     if len(changes) < 2 or changes[0] is None or changes[1] is None:
         return None
-    return saving_of(grounds.playback.saved(changes[0].with_change(changes[1])))
+    error = max(advised.lever.model_error for advised in levers[:2])
+    return saving_of(grounds.playback.saved(changes[0].with_change(changes[1])), error)
 
 
 def _sentence(levers: Sequence[Advised], grounds: Grounds, step_sec: float) -> str:

@@ -9,8 +9,6 @@ from scipy.special import stdtrit
 
 #: The share of promises that hold in what comes after.
 CONFIDENCE: Final = 0.8
-#: Standard deviation of what a replay is off, as a share of the saving: `benchmarks/advice.py` measured it.
-MODEL_ERROR: Final = 0.2
 _NORMAL: Final = 1.2816  # both tails of 20 %
 
 
@@ -22,7 +20,7 @@ class Saving(NamedTuple):
     high: float
 
 
-def saving_of(per_step: Sequence[float], model_error: float = MODEL_ERROR) -> Saving | None:
+def saving_of(per_step: Sequence[float], model_error: float = 0.0) -> Saving | None:
     """Return the mean saving of a step with its interval; None with fewer than two steps.
 
     The steps that come are as many as those recorded, and scatter as they do. What the replay is off is

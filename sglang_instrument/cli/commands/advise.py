@@ -7,11 +7,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.changes.advise import LEVERS
+from sglang_instrument.analysis.tables.changes.advise import LEVERS, VERIFIED
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, MISSING, Key
 from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
+from sglang_instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.advice.advise import Advice
@@ -22,12 +23,13 @@ Savings are simulated on the recorded requests; 80 % of such changes fall into t
 is only named says what its present setting cost. No lever is told while a fault dominates the run.
 
     sglang-instrument advise logs/gsm8k_600
+    sglang-instrument advise --verify logs/before logs/after    # after the change: did it come?
 
     setting                    now  proposed  saves s  80 % interval  share %
     max_running_requests        16        32      8.1     6.2 .. 10        14
     data.max_response_length  1024       620      4.0    2.9 .. 5.1         7"""
 
-TABLES: Final = (LEVERS,)
+TABLES: Final = (LEVERS, VERIFIED)
 _SAVING: Final = {
     "saves_sec": Key("number", "seconds that a step saves on average"),
     "low": Key("number", "begin of the 80 % interval, in seconds"),
@@ -42,12 +44,17 @@ ANSWER: Final = {
     "mend_first": Key("string", "the fault that dominates the run: then no lever is told"),
     "missing": MISSING,
     "assumptions": Key("array", "sentences"),
+    "verified": Key(VERIFIED, "with --verify, in place of all others", optional=True),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `advise`."""
     parser.add_argument("logs", metavar="LOGS", type=Path, help=select.LOGS_HELP)
+    parser.add_argument("after", metavar="AFTER", type=Path, nargs="?", help="with --verify: the run after")
+    parser.add_argument(
+        "--verify", action="store_true", help="what was promised for LOGS, and what came of it in AFTER"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
 
@@ -55,16 +62,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print levers."""
     from sglang_instrument.analysis.advice.advise import advise
+    from sglang_instrument.analysis.advice.promises import keep_promises, name_of_run, promises_of
 
+    after = getattr(args, "after", None)
+    if getattr(args, "verify", False):
+        return _verify(args, after)
+    if after is not None:
+        raise InstrumentError(f"advise reads one run; `advise --verify {args.logs} {after}` compares two")
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         advice = advise(opened)
+        keep_promises(opened.home, promises_of(advice, name_of_run(opened.folder, opened.run_id)))
     rows = advice.rows(quote(opened.logs))
     if args.json:
         print_json({"folder": str(opened.folder), **in_json(advice, rows)})
         return 0
     print_advice(opened.name, advice, rows)
     return 0
+
+
+def _verify(args: argparse.Namespace, after: Path | None) -> int:
+    """Print what was promised for a run, and what came; return 1 if a promise did not hold."""
+    from sglang_instrument.analysis.advice.verify import verify
+
+    if after is None:
+        raise InstrumentError("--verify needs two runs: advise --verify BEFORE AFTER")
+    with reading() as progress:
+        before = select.open_logs(args, args.logs, progress)
+        rows = [verified.row() for verified in verify(before, select.open_logs(args, after, progress))]
+    if args.json:
+        print_json({"folder": str(before.folder), "verified": VERIFIED.in_json(rows)})
+    else:
+        print_rows(VERIFIED, rows, title=f"{before.name}: what was promised, and what came in {after}")
+        if not any(row["was_changed"] for row in rows):
+            print_line("The settings of both runs do not tell which was changed: these are all promises.")
+    return int(not all(row["held"] for row in rows if row["was_changed"] is not False))
 
 
 def in_json(advice: Advice, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -52,12 +52,15 @@ class Lever:
         kind: Whether its savings are simulated, or it only says what the present setting cost.
         propose: Yields proposals: none where there is nothing to gain.
         mends: The causes of the verdict's findings that it answers.
+        model_error: Standard deviation of what its replay is off, as a share of the saving, as
+            `benchmarks/advice.py` measured it on its open worlds.
     """
 
     name: str
     kind: Kind
     propose: Propose
     mends: frozenset[str] = frozenset()
+    model_error: float = 0.0
 
     @property
     def module(self) -> str:
@@ -65,6 +68,8 @@ class Lever:
         return self.propose.__module__
 
 
-def lever(name: str, kind: Kind = "simulated", *mends: str) -> Callable[[Propose], Lever]:
+def lever(
+    name: str, kind: Kind = "simulated", *mends: str, model_error: float = 0.0
+) -> Callable[[Propose], Lever]:
     """Make a function that yields proposals a lever; the arguments are its fields."""
-    return lambda propose: Lever(name, kind, propose, frozenset(mends))
+    return lambda propose: Lever(name, kind, propose, frozenset(mends), model_error)

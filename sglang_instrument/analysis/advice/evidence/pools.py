@@ -1,12 +1,13 @@
 """Find out how many calls of a tool or reward run at once where more are made: a pool's limit.
 
-Calls wait for a place in the order in which they are made, if their spans begin before they have one. A
-number of places explains the calls if the times from their admission on scatter much less than the whole
-times do.
+Calls wait for a place in the order in which they are made. Calls that begin while few others run tell how
+long a call takes. The number of places is the one with which crowded calls take as long once admitted.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
+from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sglang_instrument.analysis.changes.queueing import admissions
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
 
 EVENTS: Final = ("tool_call", "reward_calculation")
 _FEWEST: Final = 40  # calls
-_BETTER: Final = 0.6  # the times from the admission on scatter at most so much as the whole times
+_BETTER: Final = 0.8  # the times from the admission on scatter at most so much as the whole times
+_QUEUED: Final = 1.5  # times as long as calls alone take, where many are made
 _LEAST_WAITING: Final = 0.1  # of the time of calls
-_NARROWER: Final = 0.8
-_MOST_CALLS: Final = 4_000
 
 
 class PooledCall(NamedTuple):
@@ -103,18 +103,17 @@ class PooledCalls:
         if len(calls) < _FEWEST:
             return None
         starts, ends = [call.begin for call in calls], [call.end for call in calls]
-        most = _most_at_once(starts, ends)
-        if most < 2:
+        in_flight = _in_flight_at_begin(starts, ends)
+        most = max(in_flight)
+        fewest = sorted(in_flight)[len(calls) // 10]
+        alone = median(call.end - call.begin for call, n in zip(calls, in_flight, strict=True) if n <= fewest)
+        crowded = [number for number, n in enumerate(in_flight) if n > fewest and n >= most / 2]
+        if not crowded or median(ends[n] - starts[n] for n in crowded) < _QUEUED * alone:
             return None
-        part = slice(0, _MOST_CALLS)
-        plain = _scatter(starts[part], ends[part])
-        best, places = min(
-            (_scatter(admissions(starts[part], ends[part], limit), ends[part]), limit)
-            for limit in _limits(most)
-        )
-        if not plain or best > _BETTER * plain:
-            return None
+        places = _places(starts, ends, crowded, alone, most)
         admitted = admissions(starts, ends, places)
+        if _scatter(admitted, ends) > _BETTER * _scatter(starts, ends):
+            return None
         waited = sum(begin - start for begin, start in zip(admitted, starts, strict=True))
         took = sum(end - start for start, end in zip(starts, ends, strict=True))
         if waited < _LEAST_WAITING * took:
@@ -123,11 +122,20 @@ class PooledCalls:
         return WorkPool(name, places, most, waited / took, len(calls))
 
 
-def _limits(most: int) -> Iterator[int]:
-    limit = most - 1
-    while limit >= 1:
-        yield limit
-        limit = min(limit - 1, round(limit * _NARROWER))
+def _places(starts: list[float], ends: list[float], crowded: list[int], alone_sec: float, most: int) -> int:
+    """Return the number of places with which crowded calls, once admitted, take as long as those alone do.
+
+    With more places, calls are admitted earlier, and take longer from there on.
+    """
+    low, high = 1, most
+    while low < high:
+        places = (low + high) // 2
+        admitted = admissions(starts, ends, places)
+        if median(ends[number] - admitted[number] for number in crowded) < alone_sec:
+            low = places + 1
+        else:
+            high = places
+    return low
 
 
 def _scatter(starts: list[float], ends: list[float]) -> float:
@@ -137,13 +145,10 @@ def _scatter(starts: list[float], ends: list[float]) -> float:
     return logs[-1 - quarter] - logs[quarter]
 
 
-def _most_at_once(starts: list[float], ends: list[float]) -> int:
-    changes = sorted([(start, 1) for start in starts] + [(end, -1) for end in ends])
-    now = most = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
+def _in_flight_at_begin(starts: list[float], ends: list[float]) -> list[int]:
+    """Return how many calls are made and not done when each begins, itself included."""
+    begun, ended = sorted(starts), sorted(ends)
+    return [bisect_right(begun, start) - bisect_right(ended, start) for start in starts]
 
 
 def _calls(run: "Run") -> Iterator[PooledCall]:

@@ -25,6 +25,37 @@ def _interval(row: Mapping[str, Any]) -> str | None:
     return None if row["low"] is None else f"{row['low']:.3g} .. {row['high']:.3g}"
 
 
+VERIFIED: Final = Table(
+    name="verified",
+    row="a promise of `advise`, and what came of it",
+    commands=("advise",),
+    option="--verify",
+    columns=(
+        Column("setting", "its name in the trainer or the engine"),
+        Column("lever", "what kind of change it is", terminal=False),
+        Column("made_us", "when it was promised", "moment", terminal=False),
+        Column("now", "its value before", "value", cell=_value("now"), frame=False),
+        Column("proposed", "the value that was proposed", "value", cell=_value("proposed"), frame=False),
+        Column("was_changed", "whether it differs between both runs; null if that was not recorded", "flag"),
+        Column("promised_sec", "seconds that a step was to save", "time"),
+        Column("promised_low", "begin of the promised 80 % interval, in seconds", "number", terminal=False),
+        Column("promised_high", "end of it", "number", terminal=False),
+        Column(
+            "promised",
+            "the promised interval, in seconds",
+            cell=lambda row: f"{row['promised_low']:.3g} .. {row['promised_high']:.3g}",
+            json=False,
+            frame=False,
+        ),
+        Column("before_sec", "mean seconds of a step before", "time", gives_way=3),
+        Column("after_sec", "mean seconds of a step after", "time", gives_way=2),
+        Column("work", "tokens of a step after, over those before", "number", gives_way=1),
+        Column("saved_sec", "seconds that a step saved, at equal work unless the lever changes it", "time"),
+        Column("saved_low", "begin of its 80 % interval, in seconds", "number", terminal=False),
+        Column("saved_high", "end of it", "number", terminal=False),
+        Column("held", "whether the saving lies in the promised interval", "flag"),
+    ),
+)
 LEVERS: Final = Table(
     name="levers",
     row="a setting to change: first those whose savings are simulated, the largest first",

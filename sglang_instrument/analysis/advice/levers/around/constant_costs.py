@@ -14,7 +14,14 @@ _CONSTANT: Final = 0.3  # deviation of its seconds from step to step, of their m
 _FEWEST: Final = 3  # steps
 
 
-@lever("constant cost out of the loop", "simulated", "preprocess", "post-processing", "broadcast")
+@lever(
+    "constant cost out of the loop",
+    "simulated",
+    "preprocess",
+    "post-processing",
+    "broadcast",
+    model_error=0.01,
+)
 def constant_costs(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield each phase of workers outside of requests whose time is the same in all steps."""
     steps = grounds.loop.lanes.paths.of_workers.filter(~pl.col("validate")).steps

@@ -7,7 +7,7 @@ from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 
-@lever("pool of tools or rewards", "simulated", "tool", "reward")
+@lever("pool of tools or rewards", "simulated", "tool", "reward", model_error=0.15)
 def pools(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield for each pool as many places as calls were made at once."""
     for pool in grounds.pools.pools:

@@ -12,7 +12,9 @@ from sglang_instrument.analysis.changes.rules import Rules
 from sglang_instrument.analysis.ledger.loop_lanes import REWARD
 
 
-@lever("rewards off the critical path", "simulated", "late-rewards", "exposed-reward", "reward")
+@lever(
+    "rewards off the critical path", "simulated", "late-rewards", "exposed-reward", "reward", model_error=0.03
+)
 def rewards(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield rewards that are computed while other requests generate, or while log-probs are."""
     ledger = grounds.loop.ledger().filter((pl.col("side") == "trainer") & (pl.col("part") == REWARD))

@@ -10,7 +10,7 @@ from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lev
 _LEAST_WAITING: Final = 0.1  # of the time, for which the trainer waits
 
 
-@lever("servers", "simulated", "trainer-waits")
+@lever("servers", "simulated", "trainer-waits", model_error=0.1)
 def servers(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield one server more, where both sides work at once and the rollout is the slower one.
 

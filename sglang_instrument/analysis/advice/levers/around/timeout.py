@@ -8,7 +8,7 @@ from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 
-@lever("time-out of a tool", "simulated", "tool")
+@lever("time-out of a tool", "simulated", "tool", model_error=0.05)
 def timeout(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield for each time-out twice the time in which 99 % of the other calls end."""
     for name, calls in grounds.pools.by_name.items():

@@ -1,57 +1,45 @@
-"""Propose a larger key-value cache, where requests queue because the cache is full."""
+"""Name the size of the key-value cache, where requests queue although more of them might run."""
 
 from collections.abc import Iterator
-from statistics import mean
 from typing import Final
 
-from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 _FULL: Final = 0.7  # of the cache, held by running requests while others wait
-_MOST_FRACTION: Final = 0.9
-_LEAST_MORE: Final = 1.02
-_TIMES: Final = (1.25, 1.5, 2.0, 3.0, 4.0)
+_LEAST_QUEUE: Final = 0.1  # of the calls' time
+_NEAR: Final = 0.8  # of the running limit: then that limit lets requests wait
+_RETAINED: Final = "less memory for a trainer that shares the GPU"
 
 
-@lever("key-value cache", "simulated", "retraction", "queue", "engine", "slow-calls", "slow-call")
+@lever("key-value cache", "named", "retraction", "queue", "engine", "slow-calls", "slow-call")
 def kv_cache(grounds: Grounds) -> Iterator[ProposedChange]:
-    """Yield a larger memory fraction, or more tokens where their number is set."""
+    """Yield a larger memory fraction, or more tokens where their number is set.
+
+    SGLang keeps room for what running requests may still write, so that others queue long before it is full.
+    """
     limit, share = grounds.playback.served.limit, grounds.full_share()
-    if limit is None or share is None or share < _FULL:
-        return
     running = grounds.setting("running limit").value
-    if isinstance(running, int) and limit >= running:
+    if limit is None or grounds.queued_share < _LEAST_QUEUE:
+        return
+    if isinstance(running, int):
+        if limit >= _NEAR * running:
+            return
+    elif share is None or share < _FULL:
         return
     tokens, fraction = grounds.setting("KV tokens"), grounds.setting("memory")
-    if isinstance(tokens.value, int) and tokens.value > 0:
-        changes = [(times, round(tokens.value * times)) for times in _TIMES]
-        setting = tokens
-    elif isinstance(fraction.value, float):
-        times = _MOST_FRACTION / fraction.value
-        changes = [(times, _MOST_FRACTION)] if times >= _LEAST_MORE else []  # type: ignore[list-item]
-        setting = fraction
-    else:
-        changes, setting = [(_TIMES[0], None)], fraction  # type: ignore[list-item]
-    saved = [
-        grounds.playback.saved(Change(limit=max(limit + 1, round(limit * times)))) for times, _ in changes
-    ]
-    if not saved or not all(saved):
-        return
-    best = max(map(mean, saved))
-    place = next(number for number, each in enumerate(saved) if mean(each) >= 0.9 * best or best <= 0)
-    times, value = changes[place]
+    setting = tokens if tokens.value is not None else fraction
+    filled = "" if share is None else f"; running ones hold {100 * share:.0f} % of the cache meanwhile"
     yield ProposedChange(
         setting.name,
         setting.value,
-        value if value is not None else f"room for {100 * (times - 1):.0f} % more tokens",
-        costs=f"{100 * (times - 1):.0f} % more memory for the cache: less for a trainer that shares the GPU",
+        "more room, a lower schedule_conservativeness, or a lower response cap",
+        costs=_RETAINED,
         rests_on=(
-            f"running ones hold {100 * share:.0f} % of the cache while others wait; "
-            f"a replay with {max(limit + 1, round(limit * times))} running requests in place of {limit}"
+            f"requests queue for {100 * grounds.queued_share:.0f} % of their calls' time while a server runs "
+            f"{limit}{filled}"
         ),
         command="servers LOGS --over-time",
-        change=Change(limit=max(limit + 1, round(limit * times))),
-        per_step=saved[place],
+        costs_sec=grounds.queued_share * (grounds.mean["rollout_sec"] or 0.0),
         not_recorded=setting.not_recorded,
     )

@@ -14,7 +14,7 @@ _ROOM: Final = 0.9  # of the cache that a proposal may fill
 _ENOUGH: Final = 0.9  # of the most that any limit saves
 
 
-@lever("running limit", "simulated", "queue", "engine", "slow-calls", "slow-call")
+@lever("running limit", "simulated", "queue", "engine", "slow-calls", "slow-call", model_error=0.08)
 def running_limit(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the smallest limit that saves nine tenths of what the best one saves, if the cache has room."""
     limit = grounds.playback.served.limit

@@ -9,7 +9,7 @@ from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lev
 from sglang_instrument.analysis.changes.refill import refill_steps
 
 
-@lever("refill by sample", "simulated", "group-wait")
+@lever("refill by sample", "simulated", "group-wait", model_error=0.2)
 def refill(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the change from groups to samples, where requests log their group."""
     requests = grounds.requests

@@ -8,7 +8,7 @@ from sglang_instrument.analysis.advice.evidence.knee import knee_of
 from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 
-@lever("response cap", "simulated", "long-replies")
+@lever("response cap", "simulated", "long-replies", model_error=0.4)
 def response_cap(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the cap at the knee of the curve, among those that cut at most one response in twenty."""
     point = knee_of(token_curve(grounds.playback, grounds.requests))

@@ -8,7 +8,7 @@ from sglang_instrument.analysis.advice.evidence.knee import knee_of
 from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
 
 
-@lever("turn cap", "simulated")
+@lever("turn cap", "simulated", model_error=0.4)
 def turn_cap(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the cap at the knee of the curve, among those that cut at most one request in twenty."""
     point = knee_of(turn_curve(grounds.playback, grounds.requests))
