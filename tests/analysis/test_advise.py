@@ -1,14 +1,16 @@
 """`advise` proposes the setting that is wrong in a world; it is silent where none is and where a fault is."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from set_worlds import changed, play_set, step_sec, well_set_world, wrong_world
 
-from sglang_instrument.analysis import advise, open_run
+from sglang_instrument.analysis import advise, cap_table, open_run
 from sglang_instrument.analysis.advice.evidence.cliffs import cliffs_in
 from sglang_instrument.analysis.advice.intervals import saving_of
+from sglang_instrument.cli.main import main
 from sglang_instrument.testing import Hang, synthetic_run
 from sglang_instrument.testing.world.play import write_world
 
@@ -63,6 +65,39 @@ def test_the_best_two_are_simulated_together_and_save_no_more_than_their_sum(tmp
     first, second = (advised.saving for advised in advice.levers[:2])
     assert advice.together is not None
     assert max(first.sec, second.sec) <= advice.together.sec <= first.sec + second.sec + 1e-6
+
+
+def test_a_promise_is_kept_and_held_against_the_run_after_the_change(tmp_path, capsys):
+    world = wrong_world("running limit", 2)
+    before, after = tmp_path / "before", tmp_path / "after"
+    write_world(before, play_set(world))
+    assert main(["advise", str(before), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["levers"][0]
+    write_world(after, play_set(changed(world.continued(), row)))
+    assert main(["advise", "--verify", str(before), str(after)]) == 2
+    assert "promised nothing for it before" in capsys.readouterr().err  # worlds are dated before today
+    kept = before / ".store/promises.jsonl"
+    [promise] = map(json.loads, kept.read_text().splitlines())
+    assert (promise["setting"], promise["proposed"]) == (row["setting"], row["proposed"])
+    kept.write_text(json.dumps({**promise, "made_us": 1}) + "\nnot a promise\n")
+    assert main(["advise", "--verify", str(before), str(after), "--json"]) == 0
+    [verified] = json.loads(capsys.readouterr().out)["verified"]
+    assert verified["was_changed"] is True
+    assert verified["held"] is True
+    assert verified["promised_low"] <= verified["saved_sec"] <= verified["promised_high"]
+    truth = step_sec(play_set(world)) - step_sec(play_set(changed(world.continued(), row)))
+    assert verified["saved_sec"] == pytest.approx(truth, rel=0.1)
+
+
+def test_the_curve_of_caps_saves_more_and_cuts_more_the_lower_they_are(tmp_path):
+    world = wrong_world("response cap", 5)
+    table = cap_table(open_run(write_world(tmp_path / "world", play_set(world)), cached=False))
+    assert table["cap"].is_sorted(descending=True)
+    assert table["cut_share"].is_sorted()
+    assert table["saves_sec"].is_sorted()
+    [knee] = table.filter("is_knee").to_dicts()
+    assert 0 < knee["cut_share"] <= 0.05
+    assert knee["cut_reward_at_least"] <= knee["cut_reward"] <= knee["cut_reward_at_most"]
 
 
 def test_an_interval_needs_two_steps_and_widens_with_what_steps_differ():

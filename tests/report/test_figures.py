@@ -24,6 +24,7 @@ FIGURES = [
     "overview",
     "shares",
     "lengths",
+    "caps",
     "workers",
     "cdf",
     "cdf-workers",

@@ -37,13 +37,15 @@ _SAVING: Final = {
 }
 ANSWER: Final = {
     "folder": FOLDER,
-    "sentence": Key("string", "the answer in words"),
-    "levers": Key(LEVERS),
-    "together": Key(_SAVING, "the two best simulated levers, simulated together; null unless there are two"),
-    "step_sec": Key("number", "mean seconds of a step, to the begin of the next"),
-    "mend_first": Key("string", "the fault that dominates the run: then no lever is told"),
-    "missing": MISSING,
-    "assumptions": Key("array", "sentences"),
+    "sentence": Key("string", "the answer in words", optional=True),
+    "levers": Key(LEVERS, optional=True),
+    "together": Key(
+        _SAVING, "the two best simulated levers, simulated together; null unless there are two", optional=True
+    ),
+    "step_sec": Key("number", "mean seconds of a step, to the begin of the next", optional=True),
+    "mend_first": Key("string", "the fault that dominates the run: then no lever is told", optional=True),
+    "missing": Key("array", MISSING.meaning, optional=True),
+    "assumptions": Key("array", "sentences", optional=True),
     "verified": Key(VERIFIED, "with --verify, in place of all others", optional=True),
 }
 

@@ -22,6 +22,7 @@ Draw a run as figures, a file each. docs/how-to/figures.md shows them and explai
 overview      duration of each step, and the time to the next one
 shares        parts of each step, in percent
 lengths       shortest, mean and longest response of each step, reward, tokens per second
+caps          what caps on responses would save, and cut, with the knee of the curve
 cdf           durations of all requests, and of each step's
 turns         time of the first, second ... turn
 turn-counts   how many turns the requests of each step took

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.changes.run_names import dated_names_of
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.report.figures import lengths, requests, steps, turns
+from sglang_instrument.report.figures import caps, lengths, requests, steps, turns
 from sglang_instrument.report.figures.parts import STYLE, Choice, NothingToDrawError
 from sglang_instrument.safe_files.output import writing_output
 
@@ -22,6 +22,7 @@ FIGURES: Final[dict[str, Callable[[Choice], Figure]]] = {
     "overview": steps.overview,
     "shares": steps.shares,
     "lengths": lengths.lengths,
+    "caps": caps.caps,
     "workers": steps.workers,
     "cdf": requests.cdf_by_step,
     "cdf-workers": requests.cdf_by_worker,

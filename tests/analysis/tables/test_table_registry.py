@@ -81,7 +81,7 @@ ASKED = {
     "staleness": ["--by-worker --groups"],
     "waste": [""],
     "weights": ["", "--lineage"],
-    "lengths": ["", "--speculation"],
+    "lengths": ["", "--speculation", "--caps"],
     "gaps": ["", "--curve"],
     "servers": ["", "--over-time"],
     "events": ["", "--step 2", "--step 1-2 --fields generated_tokens"],

@@ -12,6 +12,7 @@ from sglang_instrument.analysis.advice.evidence.playback import Playback
 from sglang_instrument.analysis.changes.rules import Rules
 
 _SHARES: Final = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995)
+_MORE: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # of the samples that a step needs
 _ROUNDED_TO: Final = 10  # tokens
 
 
@@ -77,6 +78,16 @@ def time_curve(playback: Playback, requests: pl.DataFrame) -> list[CapPoint]:
     )
     changes = ((cap, Change(Rules(max_seconds=cap))) for cap in _falling(caps) if cap > 0)
     return _curve(playback, requests, changes)
+
+
+def sample_curve(playback: Playback, requests: pl.DataFrame) -> list[CapPoint]:
+    """Return what more samples than a step needs save, the smallest share first."""
+    reward: Any = requests["reward"].mean()
+    return [
+        CapPoint(share, change, playback.saved(change), share / (1 + share), [], reward)
+        for share in _MORE
+        for change in (Change(more_requests=share),)
+    ]
 
 
 def _curve(

@@ -32,6 +32,7 @@ class Playback:
     def __init__(self, loop: Loop, served: ServedRun, pools: PooledCalls) -> None:
         self._loop, self.served, self._pools = loop, served, pools
         self._rows = request_rows(served.digest)
+        self._durations: list[float] = self._rows["duration_sec"].to_list()
         self._recorded = recorded_requests(self._rows, served.digest, served.fit, served.all_running)
         self._members = self._chosen()
         self._was = {place: self._ends(place, Change()) for place in self._members}
@@ -75,7 +76,7 @@ class Playback:
     def cut_share(self, change: Change) -> float:
         """Return the share of the requests that a change ends early."""
         numbers = [number for members in self._members.values() for number in members]
-        cut = sum(under(self._recorded[number], change.rules, _NOTHING)[1] for number in numbers)
+        cut = sum(self._is_cut(number, change) for number in numbers)
         return cut / len(numbers) if numbers else 0.0
 
     def cut_rewards(self, change: Change) -> list[float]:
@@ -85,8 +86,15 @@ class Playback:
             rewards[number]
             for members in self._members.values()
             for number in members
-            if rewards[number] is not None and under(self._recorded[number], change.rules, _NOTHING)[1]
+            if rewards[number] is not None and self._is_cut(number, change)
         ]
+
+    def _is_cut(self, number: int, change: Change) -> bool:
+        """Return whether a change ends a request early, which lasted as long as recorded until then."""
+        most_sec = change.rules.max_seconds
+        if most_sec is not None and self._durations[number] > most_sec:
+            return True
+        return under(self._recorded[number], change.rules, _NOTHING)[1]
 
     def _steady(self, steps: pl.DataFrame) -> pl.DataFrame:
         chosen = steps.filter(~pl.col("validate"))

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 
+def _saved_interval(row: Mapping[str, Any]) -> str | None:
+    return None if row["low"] is None else f"{row['low']:.3g} .. {row['high']:.3g}"
+
+
+def _knee(row: Mapping[str, Any]) -> str:
+    return "knee" if row["is_knee"] else ""
+
+
 def _lengths(run: Run) -> pl.DataFrame:
     from sglang_instrument.analysis.answers.lengths import length_table
 
@@ -34,6 +42,46 @@ def from_to(row: Mapping[str, Any]) -> str:
     return f"{row['from_tokens']:,} - {row['to_tokens']:,}"
 
 
+CAPS: Final = Table(
+    name="caps",
+    row="a cap on responses, the highest first: what it would save, and what it would cut",
+    commands=("lengths",),
+    option="--caps",
+    columns=(
+        Column(
+            "cap",
+            "most tokens, turns or seconds of a response; of samples, the share begun beyond need",
+            "number",
+        ),
+        Column("saves_sec", "seconds that a step would save on average: simulated, not measured", "time"),
+        Column("low", "begin of the 80 % interval, in seconds", "number", terminal=False),
+        Column("high", "end of it", "number", terminal=False),
+        Column(
+            "interval",
+            "the 80 % interval of the saving, in seconds",
+            cell=_saved_interval,
+            json=False,
+            frame=False,
+            gives_way=2,
+        ),
+        Column("share", "of a step that it would save", "share"),
+        Column("ended_early", "responses that would end early", "count"),
+        Column("cut_share", "of all responses, those", "share", title="cut"),
+        Column(
+            "cut_reward", "mean recorded reward of those: what is at risk", "number", title="their reward"
+        ),
+        Column("cut_reward_at_least", "begin of its 95 % interval", "number", gives_way=3, title="at least"),
+        Column("cut_reward_at_most", "end of it", "number", gives_way=3, title="at most"),
+        Column("mean_reward", "mean recorded reward of all", "number", gives_way=1),
+        Column(
+            "is_knee",
+            "the knee: behind it, a second saved costs more responses",
+            "flag",
+            cell=_knee,
+            title="knee",
+        ),
+    ),
+)
 LENGTHS: Final = Table(
     name="lengths",
     row="a step",
