@@ -76,10 +76,10 @@ def test_a_promise_is_kept_and_held_against_the_run_after_the_change(tmp_path, c
     write_world(after, play_set(changed(world.continued(), row)))
     assert main(["advise", "--verify", str(before), str(after)]) == 2
     assert "promised nothing for it before" in capsys.readouterr().err  # worlds are dated before today
-    kept = before / ".store/promises.jsonl"
-    [promise] = map(json.loads, kept.read_text().splitlines())
+    file = before / ".store/promises.jsonl"
+    [promise] = map(json.loads, file.read_text().splitlines())
     assert (promise["setting"], promise["proposed"]) == (row["setting"], row["proposed"])
-    kept.write_text(json.dumps({**promise, "made_us": 1}) + "\nnot a promise\n")
+    file.write_text(json.dumps({**promise, "made_us": 1}) + "\nnot a promise\n")
     assert main(["advise", "--verify", str(before), str(after), "--json"]) == 0
     [verified] = json.loads(capsys.readouterr().out)["verified"]
     assert verified["was_changed"] is True

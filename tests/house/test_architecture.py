@@ -162,7 +162,7 @@ MAY_IMPORT = {
     "live.terminal": READING | {"words", "live", "live.counting"},
     "traces": {"words"},
     "report": READING | {"words", "analysis.ledger"},
-    "report.figures": ANSWERS | {"report"},
+    "report.figures": ANSWERS | {"report", "analysis.advice"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},
     "report.otlp": ANSWERS | {"package", "report"},

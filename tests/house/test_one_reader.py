@@ -14,6 +14,7 @@ FOREIGN = "analysis/foreign/"  # lines of other projects
 #: Calls that decode JSON, and the modules that decode something else than lines of a log.
 DECODES = {"Decoder", "decode_lines", "loads", "convert", "read_ndjson", "scan_ndjson", "json_decode"}
 DECODED = {
+    "analysis/advice/promises.py": "the promises that `advise` kept",
     "analysis/digests/samples.py": "the column `sample_facts`",
     "analysis/digests/earlier_digest.py": "the manifest of a digest of earlier versions",
     "analysis/executors/ray_tasks.py": "the list of files that a task read",
