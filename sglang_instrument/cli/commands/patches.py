@@ -13,7 +13,7 @@ from sglang_instrument.cli.console import PipeConsole
 from sglang_instrument.cli.tables import print_json, print_line, text
 from sglang_instrument.errors import InstrumentError, TargetError
 from sglang_instrument.patching.places.source_archives import SourceTree, open_tree
-from sglang_instrument.patching.probes.plan import make_plan
+from sglang_instrument.patching.probes.plan import check_region
 from sglang_instrument.patching.rewriting.check import Checked, check
 from sglang_instrument.patching.rewriting.sites import Site, State
 from sglang_instrument.patching.tables.reading import load_tables
@@ -137,7 +137,7 @@ def _load(trainers: list[str] | None, folders: Sequence[Path]) -> list[PatchTabl
             raise InstrumentError(f"no tables of trainer {name!r}; there are: {', '.join(known)}")
     tables = [table for table in tables if trainers is None or table.trainer in trainers]
     for region in (region for table in tables for patch in table.patches for region in patch.regions):
-        make_plan(region)  # raises for an expression that is not in the language
+        check_region(region)  # raises for an expression that is not in the language
     return tables
 
 

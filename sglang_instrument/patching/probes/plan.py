@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.probes.field_readers import (
@@ -94,21 +95,53 @@ class RegionPlan:
         return self.captures or self.is_read_by_others or self.emit != "span"
 
 
-def make_plan(region: Region, is_read_by_others: bool = False) -> RegionPlan:
-    """Compile a region.
+class _Expressions(NamedTuple):
+    """The expressions of a region, by key and name; `exit` has those of `always`, too."""
+
+    when: dict[str, Expression]
+    leader: dict[str, Expression]
+    bind: dict[str, Expression]
+    process: dict[str, Expression]
+    enter: dict[str, Expression]
+    always: dict[str, Expression]
+    exit: dict[str, Expression]
+    ends: dict[str, Expression]
+
+
+def check_region(region: Region) -> None:
+    """Check the expressions of a region, without compiling their readers.
 
     Raises:
         TableError: An expression is invalid or not allowed there; the message names the region and the key.
     """
+    _expressions_of(region)
+
+
+def _expressions_of(region: Region) -> _Expressions:
     leaving: Moment = "item" if region.generator else "exit"
-    when = _parse(region, "when", _optional(region.when), "enter")
-    leader = _parse(region, "leader", _optional(region.leader), "enter")
-    bind = _parse(region, "bind", region.bind, "enter")
-    process = _parse(region, "process", region.process, "enter")
-    enter = _parse(region, "enter", region.enter, "enter")
     always = _parse(region, "always", region.always, leaving)
-    exit_ = {**always, **_parse(region, "exit", region.exit, leaving)}
-    ends = _parse(region, "ends", _optional(region.ends), leaving)
+    expressions = _Expressions(
+        when=_parse(region, "when", _optional(region.when), "enter"),
+        leader=_parse(region, "leader", _optional(region.leader), "enter"),
+        bind=_parse(region, "bind", region.bind, "enter"),
+        process=_parse(region, "process", region.process, "enter"),
+        enter=_parse(region, "enter", region.enter, "enter"),
+        always=always,
+        exit={**always, **_parse(region, "exit", region.exit, leaving)},
+        ends=_parse(region, "ends", _optional(region.ends), leaving),
+    )
+    if region.generator and (_binds(region) or _events(expressions.exit.values())):
+        raise _error(region, "a generator region cannot bind, be a root or read `inside`")
+    return expressions
+
+
+def _binds(region: Region) -> bool:
+    return bool(region.bind or region.count_steps or region.new_request or region.root)
+
+
+def make_plan(region: Region, is_read_by_others: bool = False) -> RegionPlan:
+    """Compile a region; errors are those of `check_region`."""
+    when, leader, bind, process, enter, always, exit_, ends = _expressions_of(region)
     after_error = {
         **always,
         **{name: expression for name, expression in exit_.items() if expression.survives_error},
@@ -119,9 +152,6 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> RegionPlan:
     entering = locals_of([expression for fields in at_entry for expression in fields.values()])
     leaving_locals = locals_of([*exit_.values(), *ends.values()])
     wants_inside = _events(exit_.values())
-    binds = bool(region.bind or region.count_steps or region.new_request or region.root)
-    if region.generator and (binds or wants_inside):
-        raise _error(region, "a generator region cannot bind, be a root or read `inside`")
     kind = kind_for(region.event, region.phase, region.sync) if region.emit == "span" else Span
     return RegionPlan(
         event=region.event,
@@ -132,7 +162,7 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> RegionPlan:
         root=region.root,
         every=region.every,
         is_conditional=bool(when or process or leader),
-        binds=binds,
+        binds=_binds(region),
         keeps_inner_records=bool(wants_inside) or region.root,
         generator=region.generator,
         is_read_by_others=is_read_by_others,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from sglang_instrument.patching.places.source_archives import SourceTree
-from sglang_instrument.patching.probes.plan import make_plan
+from sglang_instrument.patching.probes.plan import check_region
 from sglang_instrument.patching.rewriting.check import check
 from sglang_instrument.patching.suggest.methods import Methods
 from sglang_instrument.patching.suggest.proposal import Proposal, Proposals
@@ -27,7 +27,7 @@ def write_table(methods: Methods, proposals: Proposals, tree: SourceTree, traine
         text = "\n".join(_lines(methods, placed, trainer, left_out)) + "\n"
         table = parse_table("suggested", tomllib.loads(text))
         for region in (region for patch in table.patches for region in patch.regions):
-            make_plan(region)
+            check_region(region)
         [checked] = check([table], tree)
         bad = {(s.target.name, s.region.event): s for s in checked.sites or () if s.state != "found"}
         if not bad:
