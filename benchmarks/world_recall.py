@@ -29,7 +29,15 @@ from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing.world.faults import FAULTS
 from sglang_instrument.testing.world.faults.fault import Truth, WorldFault
 from sglang_instrument.testing.world.play import cost_of, play, walls, write_world
-from sglang_instrument.testing.world.rollout.shape import FAMILIES, OVERLAPPED, OWN, WorldShape, draw_shape
+from sglang_instrument.testing.world.rollout.shape import (
+    ASYNCHRONOUS,
+    DRAINED,
+    FAMILIES,
+    OVERLAPPED,
+    OWN,
+    WorldShape,
+    draw_shape,
+)
 
 FIFTH, TENTH = 0.2, 0.1
 BOUNDS: Final = {FIFTH: 0.9, TENTH: 0.75}
@@ -37,7 +45,7 @@ BOUNDS: Final = {FIFTH: 0.9, TENTH: 0.75}
 PARTS: Final = {
     "engine": {"decode"},
     "standstill": {"standstill"},
-    "tool": {"tool"},
+    "tool": {"tool", "pool"},
     "reward": {"reward"},
     "late-start": {"start"},
     "blocked-loop": {"loop"},
@@ -55,6 +63,9 @@ PARTS: Final = {
     "slow-update": {"weights"},
     "cold-start": {"cold"},
     "between-steps": {"gap", "trainer"},
+    "more-turns": {"turns"},
+    "long-prompts": {"prefill", "prompts"},
+    "long-drain": {"drain", "weights"},
     "thrown-away": {"filter"},
     "trainer-waits": {"trainer waits"},
     "rollout-waits": {"trainer", "staleness"},
@@ -67,7 +78,12 @@ EVENT_PARTS: Final = {
     "tool": {"tool"},
     "reward": {"reward"},
     "trainer_reward": {"reward"},
-    "trainer_save_checkpoint": {"checkpoint"},
+    "trainer_update_actor": {"trainer"},
+    "trainer_save_checkpoint": {"checkpoint", "trainer"},
+    "trainer_validate": {"validation"},
+    "between steps": {"gap", "trainer"},
+    "(not recorded)": {"gap", "trainer"},
+    "environment_setup": {"environment"},
     "weights_update": {"weights"},
     "decode": {"decode"},
     "prefill": {"prefill"},
@@ -78,8 +94,19 @@ EVENT_PARTS: Final = {
 }
 
 
+STREAMED: Final = (ASYNCHRONOUS, DRAINED)
+#: Seeds between two kinds of faults: each kind has worlds and families of its own.
+_BETWEEN_KINDS: Final = 101
 #: Findings whose event says what they are of.
-BY_EVENT: Final = ("between-steps", "slow-call", "slow-calls", "trend", "slow-server")
+BY_EVENT: Final = (
+    "between-steps",
+    "slow-call",
+    "slow-calls",
+    "trend",
+    "shift",
+    "slow-server",
+    "slow-trainer",
+)
 
 
 class WorldJob(NamedTuple):
@@ -112,9 +139,9 @@ class WorldResult(NamedTuple):
 
 
 def server_of(finding: Finding) -> int | None:
-    """Return the number of the server that a finding names."""
-    number = re.search(r"\d+$", str(finding.evidence.get("server", "")))
-    return int(number[0]) if number else None
+    """Return the number of the server that a finding names: "server_1", or its process "scheduler_1_tp0"."""
+    number = re.search(r"[_ ](\d+)", str(finding.evidence.get("server", "")))
+    return int(number[1]) if number else None
 
 
 def parts_of(finding: Finding) -> set[str]:
@@ -139,7 +166,9 @@ def is_right(finding: Finding, truth: Truth, family: str) -> bool:
         return server == truth.server
     if truth.worker is not None:
         return finding.worker == truth.worker
-    return server is None and (finding.worker in (None, truth.may_name) or truth.may_name == -1)
+    # Where groups flow to the workers, a request may be of any of them.
+    is_any = truth.may_name == -1 or (truth.may_name is not None and family in STREAMED)
+    return server is None and (is_any or finding.worker in (None, truth.may_name))
 
 
 def accuses(finding: Finding) -> bool:
@@ -197,18 +226,18 @@ def _clean(job: WorldJob, shape: WorldShape) -> WorldResult:
 
 def world_jobs(only: str, seeds: int, sizes: int, clean: int, pairs: int, hidden: bool) -> list[WorldJob]:
     """Return the worlds to make."""
-    first = 1000 if hidden else 0
+    first = 100_000 if hidden else 0
     jobs = []
-    for name, kind in FAULTS.items():
+    for place, (name, kind) in enumerate(FAULTS.items()):
         if only in name:
             for seed in range(seeds):
                 for size in range(len(set(kind.sizes)))[-sizes:]:
-                    number = first + 7 * seed + size
+                    number = first + _BETWEEN_KINDS * place + 7 * seed + size
                     jobs.append(
                         WorldJob(kind.families[number % len(kind.families)], number, ((name, size),), hidden)
                     )
     jobs += [
-        WorldJob(family, first + 500 + seed, (), hidden)
+        WorldJob(family, first + 50_000 + seed, (), hidden)
         for family in FAMILIES
         for seed in range(clean)
         if only in family

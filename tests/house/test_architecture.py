@@ -52,12 +52,12 @@ ROUTING = {
     "analysis.answers.weights",
     "analysis.answers.asynchronous",
 }
-ANSWERS = (
-    LEDGER
-    | ROUTING
-    | {"analysis.settings"}
-    | {"analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
-)
+EVIDENCE = {
+    "analysis.verdict.evidence",
+    "analysis.verdict.evidence.servers",
+    "analysis.verdict.evidence.tools",
+}
+ANSWERS = LEDGER | ROUTING | EVIDENCE | {"analysis.settings", "analysis.changes", "analysis.verdict"}
 ADVICE = ANSWERS | {"analysis.advice.evidence"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
@@ -127,11 +127,14 @@ MAY_IMPORT = {
     "analysis.answers.routing": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.answers.asynchronous": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.verdict.evidence": LEDGER | ROUTING,
-    "analysis.verdict.detectors": LEDGER | ROUTING | {"analysis.verdict.evidence"},
-    "analysis.verdict.detectors.calls": LEDGER | ROUTING | {"analysis.verdict.evidence"},
+    "analysis.verdict.evidence.servers": LEDGER | ROUTING | {"analysis.verdict.evidence"},
+    "analysis.verdict.evidence.tools": LEDGER | ROUTING | {"analysis.verdict.evidence"},
+    "analysis.verdict.detectors": LEDGER | ROUTING | EVIDENCE,
+    "analysis.verdict.detectors.calls": LEDGER | ROUTING | EVIDENCE,
     "analysis.verdict": LEDGER
     | ROUTING
-    | {"analysis.verdict.evidence", "analysis.verdict.detectors", "analysis.verdict.detectors.calls"},
+    | EVIDENCE
+    | {"analysis.verdict.detectors", "analysis.verdict.detectors.calls"},
     "analysis.advice.evidence": ANSWERS,
     "analysis.advice.levers": ADVICE,
     "analysis.advice.levers.responses": ADVICE,

@@ -19,10 +19,18 @@ def workers_of(cause: Cause) -> set[int | None]:
 
 
 def is_right(finding: Finding, cause: Cause) -> bool:
-    """Return whether a finding names a planted cause: its word, its step, its worker, and its part."""
+    """Return whether a finding names a planted cause: its word, its step, its worker, and its part.
+
+    Replies that chance may have drawn are a finding of the run: its evidence tells of which step and worker
+    the longest is.
+    """
+    longest = finding.evidence["longest"] if finding.evidence.get("drawn") else {}
+    step, worker = longest.get("step", finding.step), longest.get("worker", finding.worker)
+    if longest and cause.place[1] is None:
+        worker = None
     return (
         finding.cause in {cause.cause, *_ALSO_RIGHT.get(cause.cause, ())}
-        and cause.place[0] in (None, finding.step)
-        and finding.worker in workers_of(cause)
+        and cause.place[0] in (None, step)
+        and worker in workers_of(cause)
         and cause.in_event in (None, finding.event)
     )

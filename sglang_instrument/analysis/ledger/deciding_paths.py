@@ -11,6 +11,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.ledger.flows import flows_of, lead_of_begins
 from sglang_instrument.analysis.ledger.intervals import clipped, one_at_a_time, sec_between, without
 from sglang_instrument.analysis.run.clocks import clock_table, numbered_barriers
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
@@ -40,7 +41,7 @@ class Paths:
     """The critical paths of the workers of a run on one clock. Each table is computed once.
 
     The clock is that of the median worker, by the barriers that workers leave together. A worker that never
-    left one with another counts as usually beginning its steps with the others.
+    left one with another counts as usually beginning its steps with the others: `flows.lead_of_begins`.
 
     Attributes:
         digest: Of the run.
@@ -76,8 +77,8 @@ class Paths:
             pl.col("start_us").median().over(STEP),
         )
         steps = steps.with_columns(after_us=pl.col("start_us") - begun)
-        usual = pl.col("after_us").median().over("worker").round().cast(pl.Int64)
-        steps = steps.with_columns(ahead_us=pl.coalesce("ahead_us", usual)).sort(STEP_OF_WORKER)
+        lead = lead_of_begins(flows_of(self.of_workers))
+        steps = steps.with_columns(ahead_us=pl.coalesce("ahead_us", lead)).sort(STEP_OF_WORKER)
         ahead = pl.col("ahead_us")
         times = [(pl.col(name) - ahead).alias(name) for name in ("start_us", "end_us")]
         return steps.select(*STEP_OF_WORKER, "launch", ahead, *times)

@@ -89,7 +89,7 @@ def between_steps(run: Digest | Paths) -> pl.DataFrame:
     """
     paths = Paths.of(run)
     gaps = paths.windows.select(*STEP, from_us="done_us", to_us="next_us")
-    rows = _overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), _of_trainer(paths, pl.lit(True)))
+    rows = overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), _of_trainer(paths, pl.lit(True)))
     rows = rows.group_by(*STEP, "event", maintain_order=True).agg(pl.col("sec").sum())  # the next sum's order
     known = gaps.join(rows.group_by(STEP).agg(pl.col("sec").sum()), on=STEP, how="left")
     rest = known.select(
@@ -99,16 +99,25 @@ def between_steps(run: Digest | Paths) -> pl.DataFrame:
     return rows.select(*STEP, "event", "sec", part=pl.lit("between steps"))
 
 
+def trainer_phases(run: Digest | Paths) -> pl.DataFrame:
+    """Return what the trainer did, on the workers' clock, without overlaps.
+
+    Returns:
+        of_step: the step of its record; event, phase, from_us, to_us.
+    """
+    return _of_trainer(Paths.of(run), pl.lit(True))
+
+
 def trained_meanwhile(run: Digest | Paths) -> pl.DataFrame:
     """Return for how long the trainer trained while a step was going on: step, validate, sec."""
     paths = Paths.of(run)
     steps = one_at_a_time(paths.windows.select(*STEP, from_us="begin_us", to_us="done_us"), [])
-    rows = _overlaps(steps, _of_trainer(paths, pl.col("phase") == _TRAINS))
+    rows = overlaps(steps, _of_trainer(paths, pl.col("phase") == _TRAINS))
     return rows.group_by(STEP).agg(pl.col("sec").sum())
 
 
 def _of_trainer(paths: Paths, condition: pl.Expr) -> pl.DataFrame:
-    """Return what the trainer did, on the workers' clock, without overlaps: event, from_us, to_us."""
+    """Return what the trainer did, on the workers' clock and without overlaps, as `trainer_phases`."""
     path = paths.digest.path
     roles = path["role"].unique()
     role = next((role_between for role_between in _ROLES_BETWEEN if role_between in roles), None)
@@ -116,10 +125,10 @@ def _of_trainer(paths: Paths, condition: pl.Expr) -> pl.DataFrame:
     of_lowest_rank = of_lowest_rank.filter(pl.col("worker") == pl.col("worker").min()).filter(condition)
     ahead = paths.aligned.sort("worker")["ahead_us"].first() or 0
     times = [(pl.col(name) - ahead).alias(to) for name, to in (("start_us", "from_us"), ("end_us", "to_us"))]
-    return one_at_a_time(of_lowest_rank.select("event", *times), [])
+    return one_at_a_time(of_lowest_rank.select("event", "phase", *times, of_step="step"), [])
 
 
-def _overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+def overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
     """Join intervals that overlap, with the seconds of the overlap. Within a table, none may overlap."""
     ends = [table[name] for table in (left, right) for name in ("from_us", "to_us")]
     points: pl.DataFrame = (

@@ -158,12 +158,8 @@ def _has_header(file: File) -> bool:
 
 
 def _named(run: Run) -> set[Step]:
-    """Return the steps that findings name. Replies that were drawn long are no fault, unless told first."""
-    findings = findings_of(run)
-    telling = [
-        finding for finding in findings if finding is findings[0] or not finding.evidence.get("drawn", False)
-    ]
-    return {(finding.step, finding.validate) for finding in telling if finding.step is not None}
+    """Return the steps that findings name."""
+    return {(finding.step, finding.validate) for finding in findings_of(run) if finding.step is not None}
 
 
 def _in_use(run: Run, steps: Mapping[Step, list[File]]) -> set[Step]:

@@ -63,9 +63,11 @@ def test_a_run_in_which_chance_drew_a_long_reply_begins_with_nothing_out_of_the_
     tmp_path: Path,
 ) -> None:
     verdict = judge(open_run(write_replies(tmp_path, 6, 8, {}, sigma=0.6)))
-    assert [finding.evidence.get("drawn") for finding in verdict.findings] == [True]
-    assert verdict.sentence.startswith("nothing out of the ordinary; step ")
-    assert "drew the longest reply" in verdict.sentence
+    [finding] = verdict.findings
+    assert finding.evidence["drawn"]
+    assert (finding.scope, finding.step, finding.worker, finding.request_id) == ("run", None, None, None)
+    assert verdict.sentence.startswith("nothing out of the ordinary; ")
+    assert "drew longer replies than most by chance" in verdict.sentence
     assert verdict.calm
 
 

@@ -12,6 +12,7 @@ from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, host
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count, kv_shares
 from sglang_instrument.analysis.reading.records.gpu_records import gpu_rows
 from sglang_instrument.analysis.reading.times import epoch_us
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.losses import used_runs
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.schema import SCHEDULER_GAUGES
@@ -68,6 +69,11 @@ def gauge_table(run: Run) -> pl.DataFrame:
     return pl.DataFrame(list(_rows(run)), schema=SCHEMA, strict=False).sort(
         "scheduler", "at_us", maintain_order=True
     )
+
+
+def cached_gauges(run: Run) -> pl.DataFrame:
+    """Return `gauge_table`, from the cache unless the run's files changed."""
+    return cached_table(run, "gauges", lambda: gauge_table(run))
 
 
 def gpu_table(run: Run) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -18,6 +19,8 @@ PARTS: Final = ("pause", "drain", "transfer", "resume", "flush")
 _LEVELS: Final = ("scheduler", "receiver", "server")
 _APART_US: Final = 1_000_000  # so long without any record of an update, and generation not paused
 _LONGEST_PAUSE_US: Final = 600_000_000  # a pause whose end was lost ends here
+_LATE_SEC: Final = 1.0  # a server that is less late than this costs nothing
+_LATE: Final = 0.5  # times the transfer of the other servers
 _ABORTED: Final = ("abort", "aborted")
 _NO_UPDATE: Final = (
     "no weight update is in the log; the tables of verl, slime and AReaL record updates in the trainer, and "
@@ -183,6 +186,20 @@ def _last(servers: list[Row]) -> Row:
     last, before = servers[-1], servers[-2]
     by_us = last["end_us"] - before["end_us"]
     return {"last_server": last["server"] if by_us else None, "last_server_late_sec": by_us / 1e6}
+
+
+def last_server_longer_sec(row: Row) -> float | None:
+    """Return how much later the last server of an update was by its own transfer; None if not by much.
+
+    Args:
+        row: Of `weight_updates`.
+    """
+    took = [(server["end_us"] - server["start_us"]) / 1e6 for server in row["servers"]]
+    if len(took) < 2 or row["last_server"] is None:
+        return None
+    others_sec = median(took[:-1])
+    late_sec = float(min(row["last_server_late_sec"], took[-1] - others_sec))
+    return late_sec if late_sec >= max(_LATE_SEC, _LATE * others_sec) else None
 
 
 def _covered_sec(spans: list[Row]) -> float:

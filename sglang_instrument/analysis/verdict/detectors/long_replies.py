@@ -1,6 +1,7 @@
 """Find replies that made a step long: longer than usual in the whole step, or a single one.
 
-Some step always draws the longest reply. So those that chance explains are told last, as no fault.
+Some step always draws the longest reply. So what chance explains is told last, as no fault, and of the run:
+nobody and no step is the cause of a draw.
 """
 
 import math
@@ -10,11 +11,17 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.chance import chance_beyond, chance_of_higher_ranks, tail_of
+from sglang_instrument.analysis.verdict.evidence.chance import (
+    chance_beyond,
+    chance_of_higher_ranks,
+    drawn_together,
+    tail_of,
+)
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     excess_of,
+    median_of_others,
     step_effects,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
@@ -22,10 +29,10 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 LONG_REPLIES: Final = NamedCause(
     "long-replies",
-    "step, request",
-    "replies were at least 1.3 times as long as usual in a whole step, or one reply was longer than chance "
-    'explains, or a step took 1.3 times the median one because some replies were long by chance (`"drawn": '
-    "true` in the evidence)",
+    "step, worker, request, run",
+    "replies were at least 1.3 times as long as usual in a whole step, or of a worker in it, or one reply "
+    "was longer than chance explains, or steps took 1.3 times the median one because some replies were long "
+    'by chance (`"drawn": true` in the evidence; that is said of the run)',
     "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
 )
 _LIMITS: Final = Limits(times=1.3, spread=0.03)
@@ -43,8 +50,11 @@ def find_long_replies(evidence: Evidence) -> Findings:
     if evidence.run is not None and not evidence.run.tells_requests:
         return
     engine = evidence.calls.filter(pl.col("kind") == "engine").group_by(*STEP_OF_WORKER, "request_id")
+    tokens = pl.col("response_tokens").cast(pl.Float64)
+    # Of requests with more turns, each reply is as long: `more-turns` tells of these.
+    turns = pl.col("turns").fill_null(1).clip(lower_bound=1)
     requests = evidence.digest.requests.filter(pl.col("response_tokens") > 0).select(
-        *STEP_OF_WORKER, "request_id", tokens=pl.col("response_tokens").cast(pl.Float64)
+        *STEP_OF_WORKER, "request_id", "group", tokens=tokens, of_turn=tokens / turns
     )
     requests = requests.join(
         engine.agg(sec=pl.col("usual_sec").sum()), on=[*STEP_OF_WORKER, "request_id"], maintain_order="left"
@@ -54,16 +64,30 @@ def find_long_replies(evidence: Evidence) -> Findings:
     kinds = requests.partition_by("validate")
     longest = [finding for kind in kinds for finding in _longest(evidence, kind)]
     findings = [*_long_steps(evidence, requests), *longest]
+    long_steps = {(finding.step, finding.validate) for finding in findings}
+    findings += [
+        finding
+        for finding in _long_workers(evidence, requests)
+        if (finding.step, finding.validate) not in long_steps
+    ]
     yield from findings
     steps = {(finding.step, finding.validate) for finding in findings}
-    for finding in _drawn(evidence, requests):
-        if (finding.step, finding.validate) not in steps:
-            yield finding
+    drawn = []
+    for row in _long_draws(evidence, requests):
+        if (row["step"], row["validate"]) in steps:
+            continue
+        times = _shift(requests, row)
+        if times is None:
+            drawn.append(row)
+        else:
+            yield _shifted_finding(row, times)
+    if drawn:
+        yield _drawn_finding(drawn)
 
 
 def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     # Who draws which prompt is chance, so the replies of all workers count alike.
-    lengths = requests.group_by(STEP).agg(value=pl.col("tokens").log().mean())
+    lengths = requests.group_by(STEP).agg(value=pl.col("of_turn").log().mean())
     slow = step_effects(lengths, evidence.windows, _LIMITS).slow
     if slow.is_empty():
         return
@@ -76,6 +100,36 @@ def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]
             f"{seconds(row['lost_sec'])} more"
         )
         yield _finding("step", row, row["lost_sec"], sentence, {"times": times})
+
+
+def _long_workers(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
+    """Yield the workers whose replies in a step were longer than those of the others there and elsewhere.
+
+    By Mann and Whitney's test of the ranks, over all steps of workers.
+    """
+    parts = requests.partition_by(STEP_OF_WORKER, maintain_order=True)
+    together = _together(requests)
+    for part in parts if len(parts) > 2 else ():
+        row = part.row(0, named=True)
+        others = requests.filter(pl.col("validate") == row["validate"])
+        others = others.join(part, on=STEP_OF_WORKER, how="anti")
+        if len(others) < _FEWEST:
+            continue
+        times = math.exp(_mean(part["of_turn"].log()) - _mean(others["of_turn"].log()))
+        if times < _LIMITS.times:
+            continue
+        chance = chance_of_higher_ranks(part["of_turn"], others["of_turn"], together)
+        if chance * len(parts) > _CHANCE_OF_A_SHIFT:
+            continue
+        late = part.with_columns(excess_sec=pl.col("sec") * (1 - 1 / times)).drop_nulls("excess_sec")
+        lost = evidence.worth(evidence.lost_by_each(evidence.late_by_requests(late)))
+        for lost_sec in lost["lost_sec"]:
+            sentence = (
+                f"{where(row)}: its replies were {times:.1f} times as long as those of the others, which "
+                f"took {seconds(lost_sec)} more"
+            )
+            place = {name: row[name] for name in STEP_OF_WORKER}
+            yield _finding("worker", place, lost_sec, sentence, {"times": times})
 
 
 def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
@@ -97,11 +151,11 @@ def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     yield _finding("request", row, lost_sec, sentence, numbers)
 
 
-def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
-    """Yield a finding for each step that was long because of the replies that it drew."""
+def _long_draws(evidence: Evidence, requests: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the steps that were long because of the replies that they drew, each with its longest reply."""
     long = _long_for_their_kind(evidence)
     if long.is_empty():
-        return
+        return []
     here = requests.join(long, on=STEP).join(_usual_lengths(requests, long), on=STEP, how="left")
     cut = 1 - pl.min_horizontal(
         pl.lit(1.0),
@@ -113,13 +167,7 @@ def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     over_sec = pl.col("busy_sec") - pl.col("usual_sec")
     long_steps = lost.filter(pl.col("lost_sec") >= _MOST_OF_IT * over_sec).select(*STEP, step_sec="lost_sec")
     longest = here.join(long_steps, on=STEP).sort("tokens").group_by(STEP, maintain_order=True).last()
-    # All steps at once: a run may have thousands of them.
-    cut = (1 - pl.col("usual_longest") / pl.col("tokens")).clip(lower_bound=0.0)
-    alone = evidence.lost_in_requests(longest.with_columns(excess_sec=pl.col("sec") * cut))
-    rows = longest.join(alone.rename({"lost_sec": "alone_sec"}), on=STEP, how="left")
-    for row in rows.sort(STEP).iter_rows(named=True):
-        times = _shift(requests, row)
-        yield _drawn_finding(row) if times is None else _shifted_finding(row, times)
+    return longest.sort(STEP).to_dicts()
 
 
 def _shift(requests: pl.DataFrame, row: dict[str, Any]) -> float | None:
@@ -128,14 +176,19 @@ def _shift(requests: pl.DataFrame, row: dict[str, Any]) -> float | None:
     By Mann and Whitney's test of the replies' ranks; the factor is that of their geometric means.
     """
     here = (pl.col("step") == row["step"]) & (pl.col("validate") == row["validate"])
-    replies = requests.filter(here)["tokens"]
+    replies = requests.filter(here)["of_turn"]
     others = requests.filter(~here & (pl.col("validate") == row["validate"]))
     steps = 1 + others["step"].n_unique()
-    times = math.exp(_mean(replies.log()) - _mean(others["tokens"].log()))
+    times = math.exp(_mean(replies.log()) - _mean(others["of_turn"].log()))
     if times < _LEAST_SHIFT:
         return None
-    chance = chance_of_higher_ranks(replies, others["tokens"])
+    chance = chance_of_higher_ranks(replies, others["of_turn"], _together(requests))
     return times if chance * steps < _CHANCE_OF_A_SHIFT else None
+
+
+def _together(requests: pl.DataFrame) -> float:
+    """Return how many replies count as one draw: those to one prompt are alike."""
+    return drawn_together(requests.with_columns(log=pl.col("of_turn").log()), "log", [*STEP, "group"])
 
 
 def _mean(values: pl.Series) -> float:
@@ -158,37 +211,30 @@ def _usual_lengths(requests: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     lengths = requests.group_by(STEP).agg(longest=pl.col("tokens").max(), mean=pl.col("tokens").mean())
     usual = lengths.select(
         *STEP,
-        usual_longest=_median_of_others(pl.col("longest")),
-        usual_mean=_median_of_others(pl.col("mean")),
+        usual_longest=median_of_others("longest", ["validate"]),
+        usual_mean=median_of_others("mean", ["validate"]),
     )
     return usual.join(steps.select(STEP), on=STEP, how="semi")
 
 
-def _median_of_others(value: pl.Expr) -> pl.Expr:
-    """Return for each step the median over all others of its kind; null if there are none."""
-    others = pl.len().cast(pl.Int64) - 1
-    rank = value.rank("ordinal").cast(pl.Int64) - 1
-    low, high = ((others - 1) // 2).clip(lower_bound=0), others // 2
-    at_low, at_high = (
-        pl.min_horizontal(middle_rank + (rank <= middle_rank), others) for middle_rank in (low, high)
+def _drawn_finding(rows: list[dict[str, Any]]) -> Finding:
+    """Return what chance did to a run: how many steps drew long replies, and what they took at most."""
+    worst = max(rows, key=lambda row: float(row["step_sec"]))
+    lost_sec = float(worst["step_sec"])
+    steps = f"{len(rows)} steps" if len(rows) > 1 else "a step"
+    most = "up to " if len(rows) > 1 else ""
+    sentence = (
+        f"{steps} drew longer replies than most by chance, up to {worst['tokens']:,.0f} tokens where "
+        f"{worst['usual_longest']:,.0f} are the usual longest; that took {most}{seconds(lost_sec)} more"
     )
-    middle = (value.sort().gather(at_low) + value.sort().gather(at_high)) / 2
-    return pl.when(pl.len().over("validate") > 1).then(middle.over("validate"))
-
-
-def _drawn_finding(row: dict[str, Any]) -> Finding:
-    usual: float = row["usual_longest"]
-    numbers = {"tokens": row["tokens"], "usual_longest": usual, "drawn": True}
-    lost_sec, alone_sec = row["step_sec"], row["alone_sec"] or 0.0
-    if alone_sec > _MOST_OF_IT * lost_sec:
-        sentence = (
-            f"{where(row)} drew the longest reply, {row['tokens']:,.0f} tokens where {usual:,.0f} are the "
-            f"usual longest (request {row['request_id']}), which took {seconds(alone_sec)} more"
-        )
-        return _finding("request", row, alone_sec, sentence, numbers)
-    place = {name: row[name] for name in STEP}
-    sentence = f"{where(place)} had longer replies than most by chance; that cost {seconds(lost_sec)}"
-    return _finding("step", place, lost_sec, sentence, numbers)
+    numbers = {
+        "drawn": True,
+        "tokens": worst["tokens"],
+        "usual_longest": worst["usual_longest"],
+        "drawn_steps": [row["step"] for row in rows],
+        "longest": {name: worst[name] for name in ("step", "worker", "request_id")},
+    }
+    return Finding(LONG_REPLIES.name, "run", lost_sec, sentence, event="engine", evidence=numbers)
 
 
 def _shifted_finding(row: dict[str, Any], times: float) -> Finding:
@@ -205,7 +251,23 @@ def _saved(evidence: Evidence, requests: pl.DataFrame, row: dict[str, Any], toke
     mine = requests.filter(*(pl.col(name) == row[name] for name in (*STEP_OF_WORKER, "request_id")))
     cut = max(0.0, 1 - tokens / row["tokens"])
     lost = evidence.lost_in_requests(mine.with_columns(excess_sec=pl.col("sec") * cut))
-    return float(lost["lost_sec"].sum())
+    return max(float(lost["lost_sec"].sum()), _drained_for(evidence, row, cut))
+
+
+def _drained_for(evidence: Evidence, row: dict[str, Any], cut: float) -> float:
+    """Return for how long updates of the weights waited for what a cut would have saved of a call."""
+    updates = evidence.update_windows
+    calls = evidence.calls.filter(*(pl.col(name) == row[name] for name in (*STEP_OF_WORKER, "request_id")))
+    calls = calls.filter(kind="engine").sort("sec")
+    if updates.is_empty() or calls.is_empty():
+        return 0.0
+    longest = calls.row(-1, named=True)
+    begin_us = longest["end_us"] - round(longest["sec"] * cut * 1e6)
+    during = pl.min_horizontal("to_us", pl.lit(longest["end_us"])) - pl.max_horizontal(
+        "from_us", pl.lit(begin_us)
+    )
+    waited: Any = updates.select((during / 1e6).max()).item()
+    return max(0.0, float(waited or 0.0))
 
 
 def _finding(

@@ -18,7 +18,12 @@ MISSING_FILE: Final = NamedCause(
 
 @detector(MISSING_FILE)
 def find_missing_files(evidence: Evidence) -> Findings:
-    """Yield a finding for each missing file: what happened there is not known."""
+    """Yield a finding for each missing file: what happened there is not known.
+
+    Where requests flow, a worker writes a file for a step only if a request began with its weights.
+    """
+    if evidence.flows:
+        return
     for step, worker in sorted(missing_files(evidence.files, paths_outside_steps(evidence.files))):
         sentence = (
             f"{step_name(step, False)}: worker {worker} has no file, though steps before and after have one: "

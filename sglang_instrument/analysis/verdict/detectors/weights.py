@@ -1,7 +1,6 @@
 """Find what weight updates did wrong: prefixes of older weights, wrong labels, aborts, one slow server."""
 
 from collections.abc import Iterator
-from statistics import median
 from typing import Any, Final
 
 import polars as pl
@@ -9,7 +8,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.weights.lineage import lineage_of
 from sglang_instrument.analysis.answers.weights.records import weight_spans
 from sglang_instrument.analysis.answers.weights.served import CALLS, served_calls
-from sglang_instrument.analysis.answers.weights.updates import updates_of
+from sglang_instrument.analysis.answers.weights.updates import last_server_longer_sec, updates_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
@@ -45,16 +44,16 @@ ABORTING_UPDATE: Final = NamedCause(
 )
 SLOW_UPDATE: Final = NamedCause(
     "slow-update",
-    "run",
-    "one server had its weights at least a second, and half a transfer, after all others",
+    "run, step",
+    "one server had its weights at least a second, and half a transfer, after all others, because its own "
+    "transfer took so much longer. A drain before it waits for calls that still run, and is none of it",
     "look at that server's network, disk and GPU: `weights LOGS --update {update}` shows its parts",
     not_planted=_NOT_PLANTED,
 )
+_UPDATE: Final = "weights_update"
 _MOST_NAMED: Final = 20  # calls in the evidence of a finding
 _FEWEST_ABORTED: Final = 2
 _OF_FLIGHT: Final = 0.5  # below this share of the calls in flight, aborts count as intended
-_LATE_SEC: Final = 1.0  # a server that is less late than this costs nothing
-_LATE: Final = 0.5  # times the transfer of the other servers
 Row = dict[str, Any]
 
 
@@ -133,22 +132,37 @@ def _aborts(updates: list[Row]) -> Iterator[Finding]:
 
 
 def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
-    late: dict[str, list[tuple[float, int]]] = {}
+    """Yield the servers whose own transfer took longer than those of the others, and made them wait.
+
+    The physical fact: the same weights go to all servers, so their transfers take as long. A transfer that
+    only begins later, as after a drain, tells of what its server had to do before.
+    """
+    late: dict[str, list[tuple[float, Row]]] = {}
     for row in updates:
-        others = [(server["end_us"] - server["start_us"]) / 1e6 for server in row["servers"][:-1]]
-        if others and row["last_server_late_sec"] >= max(_LATE_SEC, _LATE * median(others)):
-            late.setdefault(row["last_server"], []).append((row["last_server_late_sec"], row["update"]))
+        late_sec = last_server_longer_sec(row)
+        if late_sec is not None:
+            late.setdefault(row["last_server"], []).append((late_sec, row))
     for server, times in late.items():
         lost = sum(sec for sec, _ in times)
-        most, update = max(times)
+        most, worst = max(times, key=lambda late_update: late_update[0])
         often = f"{len(times)} of {len(updates)} weight updates" if len(updates) > 1 else "the weight update"
         sentence = (
-            f"{server} was the last server in {often}, {seconds(most)} after the others in update {update}"
+            f"{server} was the last server in {often}, {seconds(most)} after the others in update "
+            f"{worst['update']}: its transfer took longer"
         )
         numbers = {
             "server": server,
-            "updates": [update for _, update in times],
-            "worst_update": update,
+            "updates": [row["update"] for _, row in times],
+            "worst_update": worst["update"],
             "times": most,
         }
-        yield Finding(SLOW_UPDATE.name, "run", lost, sentence, event="weights_update", evidence=numbers)
+        step = worst["step"] if len(times) == 1 else None
+        yield Finding(
+            SLOW_UPDATE.name,
+            "run" if step is None else "step",
+            lost,
+            sentence,
+            step=step,
+            event=_UPDATE,
+            evidence=numbers,
+        )

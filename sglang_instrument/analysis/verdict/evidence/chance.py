@@ -1,6 +1,7 @@
 """Estimate how likely it is that a value, or several, are just drawn from the others."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -83,8 +84,13 @@ def _log_choices(of: int, drawn: int) -> float:
     return math.lgamma(of + 1) - math.lgamma(drawn + 1) - math.lgamma(of - drawn + 1)
 
 
-def chance_of_higher_ranks(values: pl.Series, others: pl.Series) -> float:
+def chance_of_higher_ranks(values: pl.Series, others: pl.Series, together: float = 1.0) -> float:
     """Return the probability that values drawn as others rank so high among them (Mann and Whitney).
+
+    Args:
+        values: The values in question.
+        others: The values that they are compared with.
+        together: How many of them count as one draw: `drawn_together`.
 
     By the normal distribution, with the variance that ties leave and half a rank for continuity:
     `scipy.stats` takes half a second to import.
@@ -97,8 +103,33 @@ def chance_of_higher_ranks(values: pl.Series, others: pl.Series) -> float:
     variance = count * of_others / 12 * (every + 1 - ties / (every * (every - 1)))
     if variance <= 0:
         return 1.0
-    deviations = (above - count * of_others / 2 - 0.5) / math.sqrt(variance)
+    deviations = (above - count * of_others / 2 - 0.5) / math.sqrt(variance * max(1.0, together))
     return math.erfc(deviations / math.sqrt(2)) / 2
+
+
+def drawn_together(rows: pl.DataFrame, value: str, group: Sequence[str]) -> float:
+    """Return how many values count as one draw, because those of a group are alike: 1 if they are not.
+
+    The design effect of a sample of clusters, 1 + (m - 1) r: r is the correlation within groups by the
+    analysis of variance, m the mean size of a group. Requests of one prompt have replies of similar length.
+
+    Args:
+        rows: The values; those without a group, null in any of its columns, do not count.
+        value: Their column.
+        group: The columns that tell their group.
+    """
+    grouped = rows.drop_nulls([value, *group])
+    sizes = grouped.group_by(group).agg(pl.len().alias("of"), pl.col(value).mean().alias("mean"))
+    groups, every = len(sizes), len(grouped)
+    if groups < 2 or every <= groups:
+        return 1.0
+    joined = grouped.join(sizes, on=group)
+    middle: Any = grouped[value].mean()
+    within = float(joined.select(((pl.col(value) - pl.col("mean")) ** 2).sum()).item()) / (every - groups)
+    between = float(sizes.select((pl.col("of") * (pl.col("mean") - middle) ** 2).sum()).item()) / (groups - 1)
+    size = every / groups
+    alike = (between - within) / (between + (size - 1) * within) if between + within > 0 else 0.0
+    return 1.0 + (size - 1) * min(1.0, max(0.0, alike))
 
 
 def tail_of(values: pl.Series) -> list[float]:

@@ -3,7 +3,7 @@
 A file in `detectors/` that holds a detector is all that the verdict needs: the package finds it by itself.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -57,6 +57,11 @@ class Explained(NamedTuple):
 
     finding: Finding
     calls: pl.DataFrame
+
+
+def steps_of(answers: Iterable[Explained]) -> set[int]:
+    """Return the steps that some findings name."""
+    return {answer.finding.step for answer in answers if answer.finding.step is not None}
 
 
 Findings = Iterator[Finding | Explained]

@@ -6,6 +6,7 @@ compared with the spread of its kind in the run.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import polars as pl
@@ -19,6 +20,7 @@ _TIMES_OF_FEW: Final = 1.5  # times the next slowest step, where there are just 
 _TIMES_ALWAYS: Final = 1.5  # times its peers, of a worker that is always slow
 _MOST_STEPS: Final = 0.75  # of its steps
 _FEWEST_OF_A_TREND: Final = 6
+_FEWEST_OF_A_SIDE: Final = 2  # steps before and after a shift
 _CHANCE_OF_A_TREND: Final = 1e-3
 _LEAST_TREND: Final = 1.15  # times as much at the end as at the begin
 _LEAST_SEC: Final = 0.1
@@ -41,6 +43,25 @@ class Trend(NamedTuple):
     chance: float
 
 
+class Shift(NamedTuple):
+    """A change to more that lasts: from which step on, and how many times as much as before.
+
+    Attributes:
+        step: The first step that has it.
+        log: The logarithm of `times`.
+        steps: How many training steps have it.
+    """
+
+    step: int
+    log: float
+    steps: int
+
+    @property
+    def times(self) -> float:
+        """How many times as much as before it is."""
+        return math.exp(self.log)
+
+
 def shared_values(groups: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
     """Return one row per step, in the order of time.
 
@@ -59,11 +80,13 @@ class Effects(NamedTuple):
 
     Attributes:
         trend: How it grew; None if it did not.
-        flat: The steps without the trend, as `without_trend` returns them.
+        shift: From which step on it was more; None if it was not, or grew.
+        flat: The steps without either, as `without_trend` and `without_shift` return them.
         slow: The steps that are out of the ordinary then, as `slow_steps` returns them.
     """
 
     trend: Trend | None
+    shift: Shift | None
     flat: pl.DataFrame
     slow: pl.DataFrame
 
@@ -78,8 +101,9 @@ def step_effects(groups: pl.DataFrame, order: pl.DataFrame, limits: Limits) -> E
     """
     shared = shared_values(groups, order.join(groups, on=STEP, how="semi"))
     trend = find_trend(shared)
-    flat = without_trend(shared, trend)
-    return Effects(trend, flat, slow_steps(flat, limits))
+    shift = None if trend is not None else find_shift(shared, limits)
+    flat = without_trend(shared, trend) if shift is None else without_shift(shared, shift)
+    return Effects(trend, shift, flat, slow_steps(flat, limits))
 
 
 def find_trend(shared: pl.DataFrame) -> Trend | None:
@@ -105,6 +129,39 @@ def without_trend(shared: pl.DataFrame, trend: Trend | None) -> pl.DataFrame:
     if trend is None:
         return shared.with_columns(growth=pl.lit(0.0))
     shared = shared.with_columns(growth=pl.when("validate").then(0.0).otherwise(number * trend.per_step))
+    return shared.with_columns(shared=pl.col("shared") - pl.col("growth"))
+
+
+def find_shift(shared: pl.DataFrame, limits: Limits) -> Shift | None:
+    """Return from which training step on values are higher, if all later ones are higher than all before.
+
+    Among the ways to cut the run in two, each with at least two steps, it is the one that leaves least
+    scatter about the medians of both. Without it, a change early in a run would pass for the usual.
+    """
+    training = shared.filter(~pl.col("validate")).drop_nulls("shared")
+    values, best = training["shared"], None
+    for first in range(_FEWEST_OF_A_SIDE, len(values) - _FEWEST_OF_A_SIDE + 1):
+        before, after = values.head(first), values.tail(-first)
+        low, high = float(before.median()), float(after.median())  # type: ignore[arg-type]  # of floats
+        off = pl.concat([before - low, after - high])
+        if best is None or float(off.abs().sum()) < best[0]:
+            best = (float(off.abs().sum()), first, high - low, off)
+    if best is None:
+        return None
+    _, first, log, off = best
+    is_apart = float(values.tail(-first).min()) > float(values.head(first).max())  # type: ignore[arg-type]
+    # Both medians were fitted to these values: that costs two degrees of freedom.
+    deviation = math.sqrt(float((off**2).sum()) / max(1, len(values) - 2))
+    least = max(SPREADS * max(deviation, robust_spread(off, limits.spread)), math.log(limits.times))
+    step = int(training["step"][first])
+    return Shift(step, log, len(values) - first) if is_apart and log > least else None
+
+
+def without_shift(shared: pl.DataFrame, shift: Shift) -> pl.DataFrame:
+    """Return the steps with the shift taken away from `shared`; `growth` is what was taken away."""
+    first = shared["step"].to_list().index(shift.step)
+    has_it = ~pl.col("validate") & (pl.int_range(pl.len()) >= first)
+    shared = shared.with_columns(growth=pl.when(has_it).then(shift.log).otherwise(0.0))
     return shared.with_columns(shared=pl.col("shared") - pl.col("growth"))
 
 
@@ -163,6 +220,24 @@ def robust_spread(offsets: pl.Series, least: float) -> float:
     """Return the standard deviation that the median absolute offset tells, but at least `least`."""
     middle: Any = offsets.abs().median()
     return max(least, _MAD * float(middle or 0.0))
+
+
+def median_of_others(name: str, over: Sequence[str]) -> pl.Expr:
+    """Return for each row the median of a column over all other rows of its kind; null if there are none.
+
+    Args:
+        name: The column; its values are not null.
+        over: The columns that make a kind.
+    """
+    value = pl.col(name)
+    others = pl.len().cast(pl.Int64) - 1
+    rank = value.rank("ordinal").cast(pl.Int64) - 1
+    low, high = ((others - 1) // 2).clip(lower_bound=0), others // 2
+    at_low, at_high = (
+        pl.min_horizontal(middle_rank + (rank <= middle_rank), others) for middle_rank in (low, high)
+    )
+    middle = (value.sort().gather(at_low) + value.sort().gather(at_high)) / 2
+    return pl.when(pl.len().over(over) > 1).then(middle.over(over))
 
 
 def excess_of(rows: pl.DataFrame, log: str = "excess", floor_sec: float = 0.0) -> pl.DataFrame:

@@ -1,6 +1,6 @@
 """Hold what the detectors look at, and estimate what a step would gain without a delay."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,11 +9,16 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.answers.routing.conversations import followed_calls
+from sglang_instrument.analysis.answers.routing.gauges import SCHEMA as GAUGES
+from sglang_instrument.analysis.answers.routing.gauges import cached_gauges
 from sglang_instrument.analysis.answers.routing.server_calls import CALLS, server_calls
 from sglang_instrument.analysis.answers.steps import worker_steps
+from sglang_instrument.analysis.answers.weights.records import weight_spans
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
+from sglang_instrument.analysis.ledger.flows import flows_of
 from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
@@ -21,6 +26,7 @@ from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of, less_time
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
 from sglang_instrument.analysis.verdict.evidence.gaps import Gaps, gaps_of
+from sglang_instrument.analysis.verdict.evidence.named_tools import usual_by_tool
 from sglang_instrument.analysis.verdict.evidence.outside import StepPart, parts_that_vary
 from sglang_instrument.analysis.verdict.evidence.work import Work, work_of
 
@@ -28,6 +34,7 @@ LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
 OF_STEP: Final = 0.05  # nor is a smaller share of the step
 _OF_DETECTORS: Final = ("blocked loop",)  # parts that have a detector of their own
 _LATE: Final = "late start"
+_SET_UP: Final = "environment"
 _ABORT: Final = "abort"  # why a request ended that its trainer did not need
 
 
@@ -100,9 +107,31 @@ class Evidence:
         return followed_calls(calls if is_known else calls.clear())
 
     @cached_property
+    def gauges(self) -> pl.DataFrame:
+        """What the schedulers logged once a second while they ran batches: `gauges.gauge_table`."""
+        return pl.DataFrame(schema=GAUGES) if self.run is None else cached_gauges(self.run)
+
+    @cached_property
+    def update_windows(self) -> pl.DataFrame:
+        """When each server updated its weights, with its pause and drain before: server, from_us, to_us."""
+        schema = {"server": pl.String, "from_us": pl.Int64, "to_us": pl.Int64}
+        if self.run is None:
+            return pl.DataFrame(schema=schema)
+        spans = weight_spans(self.run).filter(pl.col("part").is_in(("pause", "drain", "transfer", "flush")))
+        names = cached_engine_requests(self.run).select("server", process="scheduler").unique().drop_nulls()
+        spans = spans.select("process", from_us="start_us", to_us="end_us")
+        spans = spans.join(names, on="process", how="left")
+        return spans.select(pl.coalesce("server", "process").alias("server"), "from_us", "to_us")
+
+    @cached_property
     def fates(self) -> pl.DataFrame:
         """What became of each sample: `fates.sample_fates`."""
         return sample_fates(self.everything)
+
+    @cached_property
+    def flows(self) -> bool:
+        """Whether requests flow through the workers, and steps are no batches: `flows.flows_of`."""
+        return flows_of(self.digest)
 
     @cached_property
     def windows(self) -> pl.DataFrame:
@@ -130,11 +159,26 @@ class Evidence:
         """Seconds of each part outside of requests: `ledger.worker_parts`.
 
         With what each worker started late, and with what barriers took themselves: the shortest wait at each.
+        Where requests flow, nobody waits for all workers to begin, and none begins late.
         """
         late = self.workers.select(*STEP_OF_WORKER, part=pl.lit(_LATE), event=pl.lit(_LATE), sec="late_sec")
         parts = worker_parts(self.paths).filter(~pl.col("part").is_in(_OF_DETECTORS))
-        parts = pl.concat([parts, late, self._barriers()], how="diagonal_relaxed")
+        if self.flows:
+            late = late.clear()
+        parts = parts.filter(pl.col("part") != _SET_UP)
+        parts = pl.concat([parts, late, self._barriers(), self._set_ups()], how="diagonal_relaxed")
         return parts.sort("part", "event", *STEP_OF_WORKER)
+
+    def _set_ups(self) -> pl.DataFrame:
+        """Return the seconds in which environments were set up on each worker's path, within requests, too.
+
+        A step without any took 0 s for it.
+        """
+        rows = self.paths.waiting_sums.filter(pl.col("part") == _SET_UP)
+        sums = rows.group_by(*STEP_OF_WORKER, "event").agg(pl.col("sec").sum())
+        every = self.workers.select(STEP_OF_WORKER).join(sums.select("event").unique(), how="cross")
+        every = every.join(sums, on=[*STEP_OF_WORKER, "event"], how="left", maintain_order="left")
+        return every.with_columns(pl.col("sec").fill_null(0.0), part=pl.lit(_SET_UP))
 
     def _barriers(self) -> pl.DataFrame:
         """Return the seconds of the barriers at which all workers meet, but for waiting for others.
@@ -147,6 +191,22 @@ class Evidence:
         least = pl.col("wait_us").min().over(*STEP, "barrier") / 1e6
         sums = waits.with_columns(sec=least).group_by(STEP_OF_WORKER).agg(pl.col("sec").sum())
         return sums.with_columns(part=pl.lit("barrier"), event=pl.lit("barrier"))
+
+    def with_tools_by_name(self, steps: Collection[int]) -> "Evidence":
+        """Return the evidence with what turns usually take that call the same tools; as it is without names.
+
+        Args:
+            steps: The steps in question, whose records are read.
+        """
+        if self.run is None:
+            return self
+        calls = usual_by_tool(self.run, self.calls, steps)
+        if calls is self.calls:
+            return self
+        named = copy(self)
+        vars(named).pop("work", None)
+        named.calls = calls
+        return named
 
     def without(self, explained: Sequence[pl.DataFrame]) -> "Evidence":
         """Return the evidence without time of calls that findings explained.
@@ -171,6 +231,27 @@ class Evidence:
             step, validate, lost_sec: how much sooner the last worker would have been done.
         """
         return self.lost_by_workers(self.late_by_requests(excess))
+
+    def lost_in_requests_or_flow(self, excess: pl.DataFrame) -> pl.DataFrame:
+        """Return the same, and of steps that do not wait for their last request what their flow lost.
+
+        Where requests overlap those of other steps, no single one decides: a step takes as long as its
+        requests together, over how many of them are in flight at once (Little's law).
+
+        Args:
+            excess: As for `lost_in_requests`.
+        """
+        lost = self.lost_in_requests(excess).select(*STEP, "lost_sec")
+        if not self.flows or excess.is_empty():
+            return lost
+        late = excess.group_by(STEP).agg(late_sec=pl.col("excess_sec").sum())
+        spent = self.digest.requests.group_by(STEP).agg(spent_sec=pl.col("duration_sec").sum())
+        took = self.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
+        share = (pl.col("late_sec") / pl.col("spent_sec")).clip(upper_bound=1.0)
+        flow = (
+            late.join(spent, on=STEP).join(took, on=STEP).select(*STEP, lost_sec=share * pl.col("took_sec"))
+        )
+        return pl.concat([lost, flow]).group_by(STEP).agg(pl.col("lost_sec").max()).sort(STEP)
 
     def late_by_requests(self, excess: pl.DataFrame) -> pl.DataFrame:
         """Return by how much delays of requests delayed the last request of their workers.
@@ -243,6 +324,12 @@ class Evidence:
 
 
 def _uncut(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that nobody aborted, for whose end nobody waits; all, where there are no others."""
+    """Return the requests for whose end their worker waited.
+
+    Those that nobody aborted; and of those that were, the ones that ended long after these: an abort ends
+    their engine calls at once, so that the trainer waited for a tool or a reward of theirs.
+    """
     aborted = (pl.col("finish_reason") == _ABORT).fill_null(value=False)
-    return requests.filter(~aborted | aborted.all().over(STEP_OF_WORKER))
+    last_us = pl.col("end_us").filter(~aborted).max().over(STEP_OF_WORKER)
+    is_late = (pl.col("end_us") > last_us + LEAST_SEC * 1e6).fill_null(value=True)
+    return requests.filter(~aborted | is_late)

@@ -75,7 +75,13 @@ TRAINING: Final[dict[str, FaultKind]] = {
         parts("weights"), "one", (0.15, 0.4, 1.0), seconds_on("transfer_sec", lambda fault: None)
     ),
     "weights: wait for one long reply": _kind(
-        parts("drain", "lengths", "weights"), "one", (0.4, 0.7, 1.0), make_long, (DRAINED,), needs=uncapped
+        parts("drain", "lengths", "weights"),
+        "one",
+        (0.4, 0.7, 1.0),
+        make_long,
+        (DRAINED,),
+        needs=uncapped,
+        may_name=-1,
     ),
     "groups: filtered in a step": _kind(
         parts("filter"), "one", (0.4, 0.6, 0.8), knob("filtered_share"), (OVERSAMPLED, *_STREAMED)

@@ -4,7 +4,7 @@ Source: verl's `RayPPOTrainer.fit`, its `one_step_off_policy` recipe (0.9), slim
 """
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.testing.world.rollout.requests import PlayedRequest
 from sglang_instrument.testing.world.rollout.training import (
@@ -18,6 +18,8 @@ from sglang_instrument.testing.world.serving.clock import Places, Process, Signa
 
 if TYPE_CHECKING:
     from sglang_instrument.testing.world.stage import Stage
+
+_IDLE_SEC: Final = 0.05  # between two looks at whether the servers are idle
 
 
 def synchronous(stage: "Stage") -> Process:
@@ -153,19 +155,25 @@ def _placed(request: PlayedRequest, places: Places) -> Process:
 
 
 def _abort(stage: "Stage", file: str, running: list[PlayedRequest], places: Places) -> Process:
-    """Abort the requests that are left, and wait until the servers have."""
+    """Abort the requests that are left, and wait until the servers have; then for what else these do.
+
+    As slime's `abort`, which tells the servers until they are idle: the table records that wait. The one for
+    the requests is no span, so that its time belongs to their tools and rewards.
+    """
     begin, clock = stage.clock.now, stage.clock
     left = list(running)
     for request in left:
         request.stopped = True
     calls = [request.call for request in left if request.call is not None]
-    for server in stage.servers:
-        server.abort(calls)
     waited = clock.now
+    while not all(call.done.fired for call in calls):
+        for server in stage.servers:
+            server.abort(calls)
+        yield clock.now + _IDLE_SEC
+    _log(stage, file, "abort_wait", waited, servers=len(stage.servers))
+    _log(stage, file, "requests_abort", begin, pending=len(left))
     while running:
         yield clock.now + 0.05
-    _log(stage, file, "abort_wait", waited)
-    _log(stage, file, "requests_abort", begin, pending=len(left))
 
 
 def _log(stage: "Stage", file: str, event: str, begin: float, **extra: object) -> None:

@@ -300,9 +300,10 @@ class WorldScheduler:
         self.log("scheduler_gauges", time_sec, time_sec, {**sizes, "forward_mode": mode, **self._kv(free)})
 
     def _gauges(self, begin: float, end: float, count: int, free: int, steps: int) -> None:
-        """Log the gauges of some decodes: once a second, each as the free tokens were."""
-        time_sec = max(begin, self._gauge_due)
-        while time_sec < end:
-            used = int((time_sec - begin) / (end - begin) * steps) * count
-            self._gauge(time_sec, count, "DECODE", free - used)
-            time_sec = self._gauge_due
+        """Log the gauges of some decodes: of the first batch that begins a second after the last gauge."""
+        while (due := max(begin, self._gauge_due)) < end:
+            done = self._steps_in(self.decode_pace.work_in(begin, due)) if due > begin else 0
+            time_sec = self.decode_pace.end_of(begin, self._decode_sec(done)) if done else begin
+            if done >= steps:
+                return
+            self._gauge(max(due, time_sec), count, "DECODE", free - done * count)

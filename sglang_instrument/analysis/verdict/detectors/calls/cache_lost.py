@@ -13,7 +13,8 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     detector,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
-from sglang_instrument.analysis.verdict.evidence.routed import (
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.routed import (
     FEWEST_CALLS,
     NOT_PLANTED,
     SOME_SHARE,
@@ -23,7 +24,6 @@ from sglang_instrument.analysis.verdict.evidence.routed import (
     missing_tokens,
     read_again,
 )
-from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 CACHE_LOST: Final = NamedCause(
     "cache-lost",

@@ -15,6 +15,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     NamedCause,
     Precedence,
     detector,
+    steps_of,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
@@ -37,6 +38,7 @@ _TIMES_OF_ALIKE: Final = 1.3  # times the usual: then a call is one of them
 # Largest allowed probability that any worker draws such a call; the tail beyond the others is overestimated.
 _CHANCE_OF_ONE: Final = 1e-2
 _CHANCE_OF_SEVERAL: Final = 1e-4  # the same for several; other calls reach as far, so this one is not
+_SECOND_LOOK: Final = 5.0  # times the chance allowed, where all tools together did not explain a call
 _MOST: Final = 0.5  # of a worker's calls; if more are slow, all its work is
 _CALLS: Final = {
     "engine": "engine calls",
@@ -48,15 +50,23 @@ _CALLS: Final = {
 
 @detector(SLOW_CALL, SLOW_CALLS, precedence=Precedence.SOME_CALLS)
 def find_slow_calls(evidence: Evidence) -> Findings:
-    """Yield a finding for each worker with calls that are longer than chance explains."""
+    """Yield a finding for each worker with calls that are longer than chance explains.
+
+    The physical fact: these calls took longer than all others of their kind scatter. Tools are of a kind if
+    they have one name.
+    """
     for kind in KINDS:
-        yield from _of_kind(evidence, kind)
+        answers = list(_of_kind(evidence, kind))
+        if kind == "tool" and answers:
+            answers = list(_of_kind(evidence.with_tools_by_name(steps_of(answers)), kind, _SECOND_LOOK))
+        yield from answers
 
 
-def _of_kind(evidence: Evidence, kind: str) -> Iterator[Explained]:
+def _of_kind(evidence: Evidence, kind: str, looks: float = 1.0) -> Iterator[Explained]:
     calls = evidence.calls.filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0)).with_columns(
         excess_sec=pl.col("sec") - pl.col("usual_sec"), times=pl.col("sec") / pl.col("usual_sec")
     )
+    calls = calls.with_columns(rank=_standard(calls))
     long = calls.filter((pl.col("times") > _TIMES) & (pl.col("excess_sec") > LEAST_SEC))
     took = evidence.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
     long = long.join(took, on=STEP, maintain_order="left")
@@ -68,30 +78,40 @@ def _of_kind(evidence: Evidence, kind: str) -> Iterator[Explained]:
     few = few.filter((pl.col("long") <= _MOST * pl.col("len")) | (pl.col("long") == 1))
     if few.is_empty():
         return
-    draws, unlikely = Draws(calls["times"]), []
+    draws, unlikely = Draws(calls["rank"]), []
     by_worker = calls.join(few, on=STEP_OF_WORKER, how="semi").partition_by(STEP_OF_WORKER, as_dict=True)
     for key, rows in long.join(few, on=STEP_OF_WORKER, how="semi", maintain_order="left").group_by(
         STEP_OF_WORKER, maintain_order=True
     ):
-        longest = _unlikely(rows, by_worker[key], draws, len(groups))
+        longest = _unlikely(rows, by_worker[key], draws, len(groups), looks)
         if longest is not None:
             unlikely.append(_with_alike(longest, by_worker[key]))
     for _, rows in _by_step(unlikely):
         yield from _of_step(evidence, kind, rows, groups)
 
 
+def _standard(calls: pl.DataFrame) -> pl.Expr:
+    """Return how many times as long as usual calls took, as if those of all tools scattered alike."""
+    if "spread" not in calls.columns:
+        return pl.col("times")
+    pooled: Any = calls["spread"].median()
+    return (pl.col("times").log() * pl.lit(pooled) / pl.col("spread").fill_null(pl.lit(pooled))).exp()
+
+
 def _by_step(calls: list[pl.DataFrame]) -> Iterator[tuple[Any, pl.DataFrame]]:
     return iter(pl.concat(calls).group_by(STEP, maintain_order=True)) if calls else iter(())
 
 
-def _unlikely(rows: pl.DataFrame, of_worker: pl.DataFrame, draws: Draws, groups: int) -> pl.DataFrame | None:
+def _unlikely(
+    rows: pl.DataFrame, of_worker: pl.DataFrame, draws: Draws, groups: int, looks: float
+) -> pl.DataFrame | None:
     """Return the longest of a worker's calls that are not just drawn from the others of the run."""
-    longest = rows.sort("times", descending=True)
-    likely = _most_unlikely(longest["times"].to_list(), of_worker["times"].sort().to_numpy(), draws)
+    longest = rows.sort("rank", descending=True)
+    likely = _most_unlikely(longest["rank"].to_list(), of_worker["rank"].sort().to_numpy(), draws)
     if likely is None:
         return None
     count, chance = likely
-    most = _CHANCE_OF_ONE if count == 1 else _CHANCE_OF_SEVERAL
+    most = (_CHANCE_OF_ONE if count == 1 else _CHANCE_OF_SEVERAL) * looks
     return longest.head(count) if chance * groups <= most else None
 
 

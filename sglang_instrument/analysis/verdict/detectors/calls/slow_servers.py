@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import polars as pl
@@ -16,9 +17,9 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     detector,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
-from sglang_instrument.analysis.verdict.evidence.routed import lost_in_calls
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
-from sglang_instrument.analysis.verdict.evidence.server_parts import (
+from sglang_instrument.analysis.verdict.evidence.servers.routed import lost_in_calls
+from sglang_instrument.analysis.verdict.evidence.servers.server_parts import (
     FLOOR_SEC,
     PARTS,
     server_cells,
@@ -31,7 +32,7 @@ _LOOK: Final = "`servers LOGS{step} --over-time`"
 SLOW_SERVER: Final = NamedCause(
     "slow-server",
     "step, run",
-    "a server behind a router took [longer than the others](#servers-and-their-caches) for the same work: a "
+    "a server took [longer than the others](#servers-and-their-caches) for the same work: a "
     "token at that many calls at once, a prefill, its tokenizer, or the way to it",
     f"look at that server's machine (clock, other processes, network) and settings: {_LOOK}",
     not_planted=_NOT_PLANTED,
@@ -59,10 +60,11 @@ _WORDS: Final = {
 def find_slow_servers(evidence: Evidence) -> Findings:
     """Yield a finding for each server that was slow, of a step, or of the run where it was in most steps.
 
-    Of the parts that were slow at a server, the first in the order of cause and consequence is named, unless
-    another cost several times as much.
+    The physical fact: the same work, a token at that load, a prefill, a call's way, took longer at this
+    server than at the others in the same step. A queue follows from these, and is named where none is.
+    The worker is named beside the server if it alone calls that server, and no other.
     """
-    calls = _routed(server_parts(evidence))
+    calls = server_parts(evidence)
     if calls.is_empty():
         return
     cells = {part: server_cells(calls, part) for part in PARTS}
@@ -73,13 +75,6 @@ def find_slow_servers(evidence: Evidence) -> Findings:
             part: table.filter(server=server) for part, table in slow.items() if not table.is_empty()
         }
         yield from _of_server(evidence, calls, cells, {p: t for p, t in of_server.items() if len(t)}, server)
-
-
-def _routed(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of workers that use several servers."""
-    if calls.is_empty():
-        return calls
-    return calls.filter(pl.col("server").n_unique().over("worker") > 1)
 
 
 def _of_server(
@@ -108,6 +103,9 @@ def _of_server(
     if lost.is_empty():
         return
     of_part = cells[part].filter(server=server)
+    callers = mine["worker"].unique().to_list()
+    others = calls.filter(pl.col("worker").is_in(callers), pl.col("server") != server)
+    worker = int(callers[0]) if len(callers) == 1 and others.is_empty() else None
     several = len(lost) > 1 and len(slow[part]) > _MOST * len(of_part)
     for number, row in enumerate(lost.sort("lost_sec", descending=True).iter_rows(named=True)):
         if several and number:
@@ -115,6 +113,7 @@ def _of_server(
         here = slow[part] if several else slow[part].filter(step=row["step"], validate=row["validate"])
         lost_sec = float(lost["lost_sec"].mean()) if several else row["lost_sec"]  # type: ignore[arg-type]
         finding = _finding(server, part, here, of_part, row, lost_sec, len(lost) if several else 0)
+        finding = replace(finding, worker=worker)
         in_step = (
             rows if several else rows.join(pl.DataFrame([{k: row[k] for k in STEP}]), on=STEP, how="semi")
         )
@@ -154,14 +153,12 @@ def _at_least(lost: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
 
 
 def _first_cause(total: dict[str, float]) -> str:
-    """Return the part to name: causes before consequences, unless these are much larger by themselves."""
-    ordered = sorted(total, key=PARTS.index)
-    best = ordered[0]
-    for part in ordered[1:]:
-        independent = part != "queue"
-        if total[part] > (1.0 if independent else 4.0) * total[best]:
-            best = part
-    return best
+    """Return the part to name: the largest of those that are causes, a queue only where none is slow.
+
+    A server that takes longer for each call has a queue, which grows without bound as it nears its capacity.
+    """
+    causes = {part: sec for part, sec in total.items() if part != "queue"}
+    return max(causes, key=lambda part: (causes[part], -PARTS.index(part))) if causes else "queue"
 
 
 def _excess(mine: pl.DataFrame, table: pl.DataFrame, part: str) -> pl.DataFrame:

@@ -15,11 +15,19 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     NamedCause,
     Precedence,
     detector,
+    steps_of,
 )
 from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
-from sglang_instrument.analysis.verdict.evidence.work import UNITS, WORK_LIMITS, timed_calls, worker_medians
+from sglang_instrument.analysis.verdict.evidence.tools.slow_tools import slow_tools
+from sglang_instrument.analysis.verdict.evidence.work import (
+    UNITS,
+    WORK_LIMITS,
+    Work,
+    timed_calls,
+    worker_medians,
+)
 
 _NAMED_IF: Final = (
     "the median call was [slow for its kind](#slow-work): on most workers of the step, or on one"
@@ -39,7 +47,9 @@ CAUSES: Final = (
     NamedCause(
         "tool",
         "step, worker",
-        _NAMED_IF,
+        _NAMED_IF
+        + ". Turns that called the same tools are compared by their names; they may also have ended after "
+        "one time, as by a limit",
         f"{_TURNS}; look at what the tools share: a service, a sandbox, a limit of calls at once",
     ),
     NamedCause("interaction", "step, worker", _NAMED_IF, f"{_TURNS}; look at what the interactions share"),
@@ -57,13 +67,26 @@ _CHANCE: Final = 1e-3  # largest allowed probability that random calls make any 
 def find_slow_work(evidence: Evidence) -> Findings:
     """Yield a finding for each kind of work that was slow in the median of a worker's calls.
 
-    What most workers of a step share is explained before its workers are compared.
+    The physical fact: most of its calls took longer than their kind takes. Tools are of a kind if they have
+    one name. What most workers of a step share is explained before its workers are compared.
     """
-    for kind, (timed, effects) in evidence.work.items():
-        of_steps = list(_slow_steps(evidence, kind, timed, effects.slow))
-        yield from of_steps
-        rest = less_time(timed, [finding.calls for finding in of_steps]) if of_steps else timed
-        yield from _slow_workers(evidence, kind, timed_calls(rest, kind) if of_steps else timed)
+    by_name = list(slow_tools(evidence))
+    yield from by_name
+    evidence = evidence.without([answer.calls for answer in by_name])
+    for kind, work in evidence.work.items():
+        answers = list(_of_kind(evidence, kind, work))
+        if kind == "tool" and answers:
+            named = evidence.with_tools_by_name(steps_of(answers))
+            answers = answers if named is evidence else list(_of_kind(named, kind, named.work[kind]))
+        yield from answers
+
+
+def _of_kind(evidence: Evidence, kind: str, work: Work) -> Iterator[Explained]:
+    timed, effects = work
+    of_steps = list(_slow_steps(evidence, kind, timed, effects.slow))
+    yield from of_steps
+    rest = less_time(timed, [finding.calls for finding in of_steps]) if of_steps else timed
+    yield from _slow_workers(evidence, kind, timed_calls(rest, kind) if of_steps else timed)
 
 
 def _slow_steps(

@@ -17,13 +17,16 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.routed import lost_by
+from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 
 STANDSTILL: Final = NamedCause(
     "standstill",
     "worker, step",
-    "for more than 2 s no engine call of a worker began or ended, at least 3 calls ran throughout, and "
-    "most of them took longer than usual by at least 60 % of that time. A [slow engine](#slow-work) is "
-    "none: its calls lose a share of their time, not about as much each",
+    "for more than 2 s the scheduler of a server had requests and logged nothing: no batch, no admission, no "
+    "end, no update of its weights. Where schedulers do not log: no engine call of a worker began or ended, "
+    "at least 3 calls ran throughout, and most of them took longer than usual by at least 60 % of that time. "
+    "A [slow engine](#slow-work) is none: its calls lose a share of their time, not about as much each",
     "look at the engine at that time: retractions, a weight update, a paused scheduler; `gaps LOGS{step}`",
     advice_of_step="look at the engines at that time: a weight update, a paused scheduler, a shared disk; "
     "`gaps LOGS{step}`",
@@ -39,7 +42,14 @@ _CHANCE: Final = 1e-3  # largest allowed probability that calls as long as these
 
 @detector(STANDSTILL, precedence=Precedence.STANDSTILL)
 def find_standstills(evidence: Evidence) -> Findings:
-    """Yield a finding for each standstill; one that most workers share is the step's."""
+    """Yield a finding for each standstill; one that most servers, or most workers, share is the step's.
+
+    Where schedulers log, their silence tells, and theirs alone: whoever admits, forwards or ends a request
+    does not stand still. Elsewhere the calls of a worker tell, all of which wait as long.
+    """
+    if not evidence.gauges.is_empty():
+        yield from _silent_servers(evidence)
+        return
     for _, rows in _gaps(evidence).group_by(STEP, maintain_order=True):
         workers = len(evidence.workers.join(rows, on=STEP, how="semi"))
         late = evidence.late_by_requests(rows)
@@ -51,6 +61,49 @@ def find_standstills(evidence: Evidence) -> Findings:
             lost = evidence.late_by_requests(part).join(of_each, on=STEP_OF_WORKER)
             lost = lost.with_columns(lost_sec=pl.min_horizontal("excess_sec", "most_sec"))
             yield from _judge(evidence, part, lost, shared=False)
+
+
+def _silent_servers(evidence: Evidence) -> Iterator[Explained]:
+    """Yield a finding for each server that did nothing for its requests, or of the step for most of them."""
+    silences = silences_of(evidence)
+    servers = evidence.served["server"].n_unique()
+    for _, of_step in silences.group_by(STEP, maintain_order=True):
+        shared = servers > 1 and of_step["server"].n_unique() * 2 > servers
+        parts = [of_step] if shared else of_step.partition_by("server", maintain_order=True)
+        for part in parts:
+            late = _waiting_calls(evidence, part)
+            lost = lost_by(evidence, late) if len(late) else None
+            if lost is not None:
+                is_named = not shared and servers > 1
+                yield Explained(_of_servers(evidence, part, len(late), lost[0], is_named), lost[1])
+
+
+def _waiting_calls(evidence: Evidence, silences: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of these servers with the seconds that they waited: `excess_sec`."""
+    calls = evidence.served.with_row_index("row_of_call")
+    met = calls.join(silences.select("server", "from_us", "to_us"), on="server")
+    during = pl.min_horizontal("end_us", "to_us") - pl.max_horizontal("start_us", "from_us")
+    met = met.with_columns(excess_sec=during / 1e6).filter(pl.col("excess_sec") > 0)
+    return met.with_columns(pl.col("excess_sec").sum().over("row_of_call")).unique("row_of_call")
+
+
+def _of_servers(
+    evidence: Evidence, silences: pl.DataFrame, calls: int, lost_sec: float, is_named: bool
+) -> Finding:
+    longest = silences.sort(pl.col("to_us") - pl.col("from_us")).row(-1, named=True)
+    place = {name: longest[name] for name in STEP}
+    window = evidence.windows.filter(*(pl.col(name) == longest[name] for name in STEP))
+    since = max(0.0, (longest["from_us"] - int(window["begin_us"][0])) / 1e6) if len(window) else 0.0
+    sec = (longest["to_us"] - longest["from_us"]) / 1e6
+    whose = "the engines of most servers" if silences["server"].n_unique() > 1 else longest["server"]
+    sentence = (
+        f"{where(place)}: {whose} stood still for {seconds(sec)}, from {seconds(since)} on: no batch ran "
+        f"while {calls} calls waited; {seconds(lost_sec)} lost"
+    )
+    numbers: dict[str, Any] = {"from_sec": since, "sec": sec, "calls": calls}
+    if is_named:
+        numbers["server"] = longest["server"]
+    return Finding(STANDSTILL.name, "step", lost_sec, sentence, **place, event="engine", evidence=numbers)
 
 
 def _gaps(evidence: Evidence) -> pl.DataFrame:

@@ -38,7 +38,7 @@ def find_trends(evidence: Evidence) -> Findings:
 
 
 def _of_work(evidence: Evidence, kind: str, work: Work) -> Iterator[Explained]:
-    trend, flat, _ = work.effects
+    trend, flat = work.effects.trend, work.effects.flat
     if trend is None:
         return
     growing = flat.filter(pl.col("growth") > 0).select(*STEP, "growth")

@@ -15,43 +15,90 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     detector,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
-from sglang_instrument.analysis.verdict.evidence.routed import NOT_PLANTED, in_step_of, lost_by
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.routed import NOT_PLANTED, in_step_of, lost_by
 
 UNEVEN_SERVERS: Final = NamedCause(
     "uneven-servers",
     "step",
-    "one server got more conversations than chance explains and 1.3 times the mean time in calls, and "
-    "[its calls took longer](#servers-and-their-caches)",
+    "one server got more conversations than chance explains and 1.3 times the mean time in calls, "
+    "[its calls took longer](#servers-and-their-caches), and the router usually shares them out better",
     "look at the router: its policy, its limits of imbalance, the servers that it knows; "
     "`servers LOGS{step} --over-time`",
     not_planted=NOT_PLANTED,
 )
 _UNEVEN: Final = 1.3  # times the mean time in calls of all servers
 _CHANCE: Final = 1e-3
+_ALL: Final = 0.95  # of the pairs of conversations go to one server: then groups tell nothing
 
 
 @detector(UNEVEN_SERVERS, precedence=Precedence.SERVER)
 def find_uneven_servers(evidence: Evidence) -> Findings:
     """Yield a finding for each step in which one server got far more conversations, and made them wait.
 
-    Servers that had joined later, or had left before, do not count in a step.
+    The physical fact: the router sent them there. A cache-aware router sends the conversations of a prompt
+    together, for they begin alike, so that many of one prompt are one draw; and it may load the servers in
+    turn, so that a step is compared with how uneven the others are. Servers that had joined later, or had
+    left before, do not count in a step.
     """
     if evidence.served.is_empty():
         return
     calls = _shared(evidence).drop_nulls(["server", "call_sec"])
     lives = calls.group_by("server").agg(pl.col("start_us").min(), pl.col("end_us").max())
-    homes = calls.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("server").mode().sort().first())
+    homes = _homes(evidence, calls)
+    together = _sent_together(homes)
     steps = [(part, _lived(lives, part)) for _, part in calls.group_by(STEP, maintain_order=True)]
     whole = [in_step_of(homes, part) for part, servers in steps if servers == len(lives)]
-    of_run = _unlikely(pl.concat(whole), len(lives), 1) if whole else set()
-    for part, servers in steps:
+    of_run = _unlikely(pl.concat(whole), len(lives), 1, together) if whole else set()
+    shares = [float(_spent(part)["sec"].max() or 0.0) / float(part["call_sec"].sum()) for part, _ in steps]  # type: ignore[arg-type]
+    for number, (part, servers) in enumerate(steps):
         homes_in_step = in_step_of(homes, part)
-        spent = part.group_by("server").agg(sec=pl.col("call_sec").sum()).sort("sec", "server")
-        busiest, most_sec = spent.row(-1)
-        is_uneven = servers > 1 and most_sec * servers > _UNEVEN * float(spent["sec"].sum())
-        if is_uneven and busiest in of_run | _unlikely(homes_in_step, servers, len(evidence.windows)):
+        busiest, most_sec = _spent(part).row(-1)
+        usual: Any = pl.Series(shares[:number] + shares[number + 1 :], dtype=pl.Float64).median() or 0.0
+        if servers < 2 or most_sec * servers <= _UNEVEN * float(part["call_sec"].sum()):
+            continue
+        unlikely = _unlikely(homes_in_step, servers, len(evidence.windows), together)
+        if busiest in of_run or (busiest in unlikely and shares[number] > _UNEVEN * usual):
             yield from _uneven(evidence, part, homes_in_step, busiest, servers)
+
+
+def _spent(part: pl.DataFrame) -> pl.DataFrame:
+    """Return the seconds in calls of each server of a step, the least first: server, sec."""
+    return part.group_by("server").agg(sec=pl.col("call_sec").sum()).sort("sec", "server")
+
+
+def _homes(evidence: Evidence, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the server of each conversation, with the group of its prompt."""
+    homes = calls.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("server").mode().sort().first())
+    groups = evidence.digest.requests.select(*STEP_OF_WORKER, "request_id", "group")
+    groups = groups.unique([*STEP_OF_WORKER, "request_id"])
+    return homes.join(groups, on=[*STEP_OF_WORKER, "request_id"], how="left", maintain_order="left")
+
+
+def _sent_together(homes: pl.DataFrame) -> float:
+    """Return how many conversations the router sends to one server at a time: 1 if each goes by itself.
+
+    By the correlation within the groups of prompts: how much more often two conversations of a group go to
+    one server than two of a step do (the design effect of a sample of clusters).
+    """
+    grouped = homes.drop_nulls("group")
+    pairs = pl.col("count") * (pl.col("count") - 1)
+    groups = grouped.group_by(*STEP, "group", "server").len("count")
+    sizes = grouped.group_by(*STEP, "group").len("count")
+    possible: Any = sizes.select(pairs.sum()).item()
+    if not possible:
+        return 1.0
+    within = float(groups.select(pairs.sum()).item()) / possible
+    of_steps = (
+        grouped.group_by(*STEP, "server")
+        .len("count")
+        .group_by(STEP)
+        .agg(pairs.sum(), pl.col("count").sum().alias("of"))
+    )
+    of_all: Any = of_steps.select(pl.col("count").sum() / (pl.col("of") * (pl.col("of") - 1)).sum()).item()
+    alike = 1.0 if of_all >= _ALL else min(1.0, max(0.0, (within - of_all) / (1 - of_all)))
+    mean: Any = sizes["count"].mean()
+    return 1.0 + alike * (float(mean) - 1.0)
 
 
 def _lived(lives: pl.DataFrame, part: pl.DataFrame) -> int:
@@ -61,13 +108,21 @@ def _lived(lives: pl.DataFrame, part: pl.DataFrame) -> int:
     )
 
 
-def _unlikely(homes: pl.DataFrame, servers: int, tries: int) -> set[str]:
-    """Return the servers of which chance does not explain how many conversations they got."""
+def _unlikely(homes: pl.DataFrame, servers: int, tries: int, together: float) -> set[str]:
+    """Return the servers of which chance does not explain how many conversations they got.
+
+    Args:
+        homes: As `_homes` returns them.
+        servers: How many servers could have got them.
+        tries: How many steps are looked at.
+        together: As `_sent_together` returns it.
+    """
+    draws = round(len(homes) / together)
     counts = homes.group_by("server").len().iter_rows()
     return {
         name
         for name, had in counts
-        if chance_of_so_many(had, len(homes), 1 / servers) * servers * tries < _CHANCE
+        if chance_of_so_many(round(had / together), draws, 1 / servers) * servers * tries < _CHANCE
     }
 
 

@@ -15,6 +15,8 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
+from sglang_instrument.analysis.verdict.evidence.servers.held_calls import held_by_updates
+from sglang_instrument.analysis.verdict.evidence.servers.open_spans import integral
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -29,6 +31,7 @@ _SPREADS: Final = {
     "decode": 4.0
 }  # of the load that was fitted, so the ratio varies little; 6 for other parts
 _LEAST_SPREAD: Final = 0.03
+_LOADED: Final = 1.3  # times the mean calls of the servers of a step
 _FEWEST: Final = 5  # calls of a server in a step
 _FEWEST_TOKENS: Final = 8  # of a reply, for its decode to be timed
 _ROUNDS: Final = 8  # of fitting, each without what was far off
@@ -60,7 +63,10 @@ def server_parts(evidence: Evidence) -> pl.DataFrame:
         network_sec=(pl.col("call_sec") - pl.col("duration_sec")).clip(lower_bound=0.0),
         tokenizer_sec=(pl.col("duration_sec") - spent).clip(lower_bound=0.0),
     )
-    return _with_usual_decode(calls)
+    held = held_by_updates(evidence).select("rid", "held_sec")
+    calls = calls.join(held, on="rid", how="left", maintain_order="left")
+    waited = (pl.col("tokenizer_sec") - pl.col("held_sec").fill_null(0.0)).clip(lower_bound=0.0)
+    return _with_usual_decode(calls.with_columns(tokenizer_sec=waited).drop("held_sec"))
 
 
 def _with_usual_decode(calls: pl.DataFrame) -> pl.DataFrame:
@@ -83,23 +89,11 @@ def _with_load(calls: pl.DataFrame) -> pl.DataFrame:
     first = admitted + calls["prefill_sec"].to_numpy()
     end = first + calls["decode_sec"].to_numpy()
     sec = np.maximum(end - first, 1e-9)
-    running = _integral(first, end)
-    prefilling = _integral(admitted, first, union=True)
+    running = integral(first, end)
+    prefilling = integral(admitted, first, union=True)
     at_once = (running(end) - running(first)) / sec
     held = np.minimum(prefilling(end) - prefilling(first), 0.9 * sec)
     return calls.with_columns(at_once=pl.Series(at_once), held_sec=pl.Series(np.maximum(held, 0.0)))
-
-
-def _integral(begin: Array, end: Array, union: bool = False) -> Any:
-    """Return the function of time that adds up how many spans are open; with `union`, whether any is."""
-    times = np.concatenate([begin, end])
-    change = np.concatenate([np.ones(len(begin)), -np.ones(len(end))])
-    order = np.argsort(times, kind="stable")
-    times, count = times[order], np.cumsum(change[order])
-    if union:
-        count = (count > 0.5).astype(float)
-    total = np.concatenate([[0.0], np.cumsum(count[:-1] * np.diff(times))])
-    return lambda moments: np.interp(moments, times, total)
 
 
 def _fit(tokens: Array, at_once: Array, sec: Array) -> tuple[float, float]:
@@ -165,9 +159,14 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
 
 
 def slow_cells(cells: pl.DataFrame, part: str) -> pl.DataFrame:
-    """Return the servers and steps in which a part took far longer than at the other servers."""
+    """Return the servers and steps in which a part took far longer than at the other servers.
+
+    A server that got more calls than the others has its queue from the router.
+    """
     if cells.is_empty():
         return cells
+    if part == "queue":
+        cells = cells.filter(pl.col("calls") <= _LOADED * pl.col("calls").mean().over(STEP))
     least = pl.max_horizontal(
         _SPREADS.get(part, SPREADS) * pl.col("spread"), pl.lit(float(np.log(TIMES[part])))
     )

@@ -1,0 +1,180 @@
+"""Find tools, by their names, that took long: in a step, from a step on, or for some calls beyond others."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import polars as pl
+
+from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_higher_ranks, chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.detector import Explained
+from sglang_instrument.analysis.verdict.evidence.effects import Limits, find_shift
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.evidence.named_tools import tools_of_turns
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+
+TOOL: Final = "tool"  # the cause, as `slow_work` names it
+_LIMITS: Final = Limits(times=1.3, spread=0.05)
+_FEWEST: Final = 5  # turns of a step with the same tools
+_FEWEST_STEPS: Final = 3
+_MORE: Final = 1.2  # times the seconds a turn of the median step: then the names are read
+_CHANCE: Final = 1e-3  # over all steps and tools
+_CHANCE_OF_SOME: Final = 1e-4  # the same that so many calls happen to be beyond all others
+_FEWEST_BEYOND: Final = 3
+_ALIKE: Final = 0.005  # calls that end within this share of their time end by a limit
+_TIMES_OF_A_LIMIT: Final = 3.0  # times the usual
+
+
+class _Slow(NamedTuple):
+    """The turns of a tool that were slow: `sentence` says how, `calls` have `excess_sec`."""
+
+    calls: pl.DataFrame
+    sentence: str
+    numbers: dict[str, Any]
+
+
+def slow_tools(evidence: Evidence) -> Iterator[Explained]:
+    """Yield a finding for each tool that took long in a step, or from a step on.
+
+    The physical fact: calls of one name took longer than calls of the same name elsewhere. A mixture of tools
+    hides one of them, and another mixture looks like a slow one.
+    """
+    calls = evidence.calls.filter((pl.col("kind") == "tool") & (pl.col("sec") > 0))
+    if evidence.run is None or calls.is_empty() or not (steps := _steps_with_more(calls)):
+        return
+    named = tools_of_turns(evidence.run, calls, steps)
+    at_limit = _at_a_limit(named)
+    for mine, of in _unusual(at_limit, named):
+        yield from _judged(evidence, _timed_out(mine, of))
+    named = named.join(at_limit, on="row", how="anti")
+    tools = named.drop_nulls("tools").partition_by("tools", as_dict=True, maintain_order=True)
+    for (tool,), turns in tools.items():
+        lasting = _from_a_step_on(turns, str(tool))
+        if lasting is not None:
+            yield from _judged(evidence, lasting)
+            continue
+        for _, mine in turns.group_by(STEP, maintain_order=True):
+            others = turns.filter(validate=mine["validate"][0]).filter(pl.col("step") != mine["step"][0])
+            tries = len(tools) * (1 + others["step"].n_unique())
+            if min(len(mine), len(others)) >= _FEWEST:
+                slow = _all_slow(mine, others, str(tool), tries) or _some_slow(mine, others, str(tool), tries)
+                if slow is not None:
+                    yield from _judged(evidence, slow)
+
+
+def _steps_with_more(calls: pl.DataFrame) -> list[int]:
+    """Return the steps whose turns spent far more seconds in tools than those of the median step."""
+    steps = calls.group_by(STEP).agg(mean_sec=pl.col("sec").mean())
+    if len(steps) < _FEWEST_STEPS:
+        return []
+    usual = pl.col("mean_sec").median().over("validate")
+    return sorted(set(steps.filter(pl.col("mean_sec") > _MORE * usual)["step"]))
+
+
+def _at_a_limit(turns: pl.DataFrame) -> pl.DataFrame:
+    """Return the turns that ended after one time, with `excess_sec`: the longest that several share.
+
+    The physical fact: what works ends after times that differ; what is cut off ends at a limit.
+    """
+    long = turns.filter(pl.col("sec") > _TIMES_OF_A_LIMIT * pl.col("usual_sec")).sort("sec", descending=True)
+    after = pl.col("sec").shift(1 - _FEWEST_BEYOND)
+    begins = long.filter((after >= (1 - _ALIKE) * pl.col("sec")).fill_null(value=False))
+    if begins.is_empty():
+        return turns.clear().with_columns(excess_sec=pl.lit(0.0))
+    limit_sec = float(begins["sec"][0])
+    ended = long.filter(pl.col("sec").is_between((1 - _ALIKE) * limit_sec, (1 + _ALIKE) * limit_sec))
+    return ended.with_columns(excess_sec=pl.col("sec") - pl.col("usual_sec")).sort(*STEP)
+
+
+def _unusual(at_limit: pl.DataFrame, turns: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the turns of steps in which more ended at a limit than is usual, and how many turns those had."""
+    counts = turns.group_by(STEP).agg(of=pl.len(), ended=pl.col("row").is_in(at_limit["row"].implode()).sum())
+    usual: Any = (counts["ended"] / counts["of"]).median() or 0.0
+    for _, mine in at_limit.group_by(STEP, maintain_order=True):
+        everyone = _of_step(turns, mine)
+        chance = chance_of_so_many(len(mine), len(everyone), usual) * len(counts) if usual else 0.0
+        if chance < _CHANCE and _is_shared(everyone, mine):
+            yield mine, len(everyone)
+
+
+def _is_shared(turns: pl.DataFrame, slow: pl.DataFrame) -> bool:
+    """Return whether most workers that have such turns have slow ones; else one of them is at fault."""
+    return 2 * slow["worker"].n_unique() > turns["worker"].n_unique()
+
+
+def _timed_out(mine: pl.DataFrame, of: int) -> _Slow:
+    limit_sec = float(mine["sec"].median())  # type: ignore[arg-type]  # of floats
+    words = (
+        f"{step_name(*_place(mine))}: {len(mine)} of {of} turns with tools ended after {seconds(limit_sec)}, "
+        "as by a limit of time"
+    )
+    return _Slow(mine, words, {"limit_sec": limit_sec, "calls": len(mine), "of": of})
+
+
+def _of_step(turns: pl.DataFrame, mine: pl.DataFrame) -> pl.DataFrame:
+    return turns.filter(*(pl.col(name) == mine[name][0] for name in STEP))
+
+
+def _from_a_step_on(turns: pl.DataFrame, tool: str) -> _Slow | None:
+    training = turns.filter(~pl.col("validate"))
+    medians = training.group_by(STEP).agg(shared=pl.col("sec").log().median(), turns=pl.len()).sort("step")
+    shift = find_shift(medians.filter(pl.col("turns") >= _FEWEST), _LIMITS)
+    if shift is None:
+        return None
+    later = training.filter(pl.col("step") >= shift.step)
+    words = f"from step {shift.step} on, {tool} took {shift.times:.1f} times as long as before"
+    numbers = {"tool": tool, "times": shift.times, "first_step": shift.step, "steps": shift.steps}
+    return _Slow(later.with_columns(excess_sec=pl.col("sec") * (1 - 1 / shift.times)), words, numbers)
+
+
+def _all_slow(mine: pl.DataFrame, others: pl.DataFrame, tool: str, tries: int) -> _Slow | None:
+    times = math.exp(_mean_log(mine) - _mean_log(others))
+    if times < _LIMITS.times or chance_of_higher_ranks(mine["sec"], others["sec"]) * tries >= _CHANCE:
+        return None
+    usual: Any = others["sec"].median()
+    if not _is_shared(mine, mine.filter(pl.col("sec") > math.sqrt(times) * usual)):
+        return None
+    words = f"{step_name(*_place(mine))}: {tool} took {times:.1f} times as long as in the other steps"
+    numbers = {"tool": tool, "times": times, "calls": len(mine)}
+    return _Slow(mine.with_columns(excess_sec=pl.col("sec") * (1 - 1 / times)), words, numbers)
+
+
+def _some_slow(mine: pl.DataFrame, others: pl.DataFrame, tool: str, tries: int) -> _Slow | None:
+    """Return the turns of a step that took longer than any elsewhere, if chance does not explain so many."""
+    most, usual = float(others["sec"].max()), float(others["sec"].median())  # type: ignore[arg-type]  # of floats
+    beyond = mine.filter(pl.col("sec") > _LIMITS.times * most)
+    if len(beyond) < _FEWEST_BEYOND:
+        return None
+    if chance_of_so_many(len(beyond), len(mine), 1 / (len(others) + 1)) * tries >= _CHANCE_OF_SOME:
+        return None
+    if not _is_shared(mine, beyond):
+        return None
+    middle = float(beyond["sec"].median())  # type: ignore[arg-type]  # of floats
+    words = f"{step_name(*_place(mine))}: {len(beyond)} of {len(mine)} turns with {tool} took "
+    words += f"about {seconds(middle)}, where {seconds(usual)} are usual"
+    numbers = {"tool": tool, "times": middle / usual, "calls": len(beyond), "of": len(mine)}
+    return _Slow(beyond.with_columns(excess_sec=pl.col("sec") - usual), words, numbers)
+
+
+def _judged(evidence: Evidence, slow: _Slow) -> Iterator[Explained]:
+    """Yield the finding, if the steps lost enough by it."""
+    lost = evidence.worth(evidence.lost_in_requests_or_flow(slow.calls))
+    if lost.is_empty():
+        return
+    steps = slow.numbers.get("steps")
+    lost_sec = float(lost["lost_sec"].sum()) / (steps or 1)
+    place: dict[str, Any] = {} if steps else dict(zip(STEP, _place(slow.calls), strict=True))
+    sentence = f"{slow.sentence}; {seconds(lost_sec)} lost{' a step' if steps else ''}"
+    scope: Any = "run" if steps else "step"
+    finding = Finding(TOOL, scope, lost_sec, sentence, **place, event="tool", evidence=slow.numbers)
+    yield Explained(finding, slow.calls)
+
+
+def _place(turns: pl.DataFrame) -> tuple[int, bool]:
+    return int(turns["step"][0]), bool(turns["validate"][0])
+
+
+def _mean_log(turns: pl.DataFrame) -> float:
+    mean: Any = turns["sec"].log().mean()
+    return float(mean or 0.0)
