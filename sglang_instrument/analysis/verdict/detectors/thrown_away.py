@@ -20,7 +20,7 @@ THROWN_AWAY: Final = NamedCause(
     "at least a quarter of the generated tokens, and 8 requests, "
     "[never reached the trainer](../how-to/waste.md), by its own records of samples",
     "keep what aborts cut off (partial rollouts), sort out prompts whose groups are filtered, or over-sample "
-    "less: `waste LOGS{step}` has the reasons by step",
+    "less: `waste LOGS` has the reasons by step",
     not_planted="the simulated trainer takes every sample",
 )
 _LEAST_SHARE: Final = 0.25  # of the generated tokens

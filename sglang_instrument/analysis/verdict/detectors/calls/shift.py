@@ -25,7 +25,7 @@ SHIFT: Final = NamedCause(
     "run",
     "engine, tools, interactions, rewards, a part or a phase of the trainer took longer in all steps from "
     "one on than in all before it, by at least six times the scatter about both medians",
-    "what changed before that step: `events LOGS{step}` beside an earlier one, `runs`, `status LOGS`",
+    "what changed before that step: `events LOGS{step}` beside an earlier step, `status LOGS`",
     not_planted="`sglang_instrument.testing.world` plants it",
 )
 
