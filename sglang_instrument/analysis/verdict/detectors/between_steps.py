@@ -5,7 +5,6 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.weights.records import weight_spans
 from sglang_instrument.analysis.answers.weights.served import CALLS
 from sglang_instrument.analysis.answers.weights.updates import last_server_longer_sec, updates_of
 from sglang_instrument.analysis.ledger.ledger import NOT_RECORDED, STEP
@@ -68,7 +67,7 @@ def _without_slow_updates(evidence: Evidence, growth: pl.DataFrame) -> pl.DataFr
     """Return the phases without updates that one server made long: `slow-update` names it."""
     if evidence.run is None or growth.filter(event=_UPDATE).is_empty():
         return growth
-    updates = updates_of(weight_spans(evidence.run), pl.DataFrame(schema=CALLS))
+    updates = updates_of(evidence.weight_spans, pl.DataFrame(schema=CALLS))
     late = [row["step"] for row in updates if last_server_longer_sec(row) is not None]
     return growth.filter(~((pl.col("event") == _UPDATE) & pl.col("step").is_in(late)))
 

@@ -112,12 +112,19 @@ class Evidence:
         return pl.DataFrame(schema=GAUGES) if self.run is None else cached_gauges(self.run)
 
     @cached_property
+    def weight_spans(self) -> pl.DataFrame:
+        """The records of weight updates: `records.weight_spans`; without a run, none."""
+        return pl.DataFrame({"part": [], "step": []}) if self.run is None else weight_spans(self.run)
+
+    @cached_property
     def update_windows(self) -> pl.DataFrame:
         """When each server updated its weights, with its pause and drain before: server, from_us, to_us."""
         schema = {"server": pl.String, "from_us": pl.Int64, "to_us": pl.Int64}
         if self.run is None:
             return pl.DataFrame(schema=schema)
-        spans = weight_spans(self.run).filter(pl.col("part").is_in(("pause", "drain", "transfer", "flush")))
+        spans = self.weight_spans.filter(pl.col("part").is_in(("pause", "drain", "transfer", "flush")))
+        if spans.is_empty():  # as in runs whose servers do not log
+            return pl.DataFrame(schema=schema)
         names = cached_engine_requests(self.run).select("server", process="scheduler").unique().drop_nulls()
         spans = spans.select("process", from_us="start_us", to_us="end_us")
         spans = spans.join(names, on="process", how="left")
