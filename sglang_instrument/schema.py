@@ -147,6 +147,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "scheduler_retract": EventKind("engine", reference=False),
     SCHEDULER_PREEMPT: EventKind("engine", reference=False),
     "scheduler_abort": EventKind("engine", reference=False),
+    "scheduler_finish": EventKind("engine", reference=False),
     "scheduler_batch": EventKind("engine", reference=False),
     "scheduler_result": EventKind("engine", reference=False),
     "model_forward": EventKind("engine", reference=False),

@@ -8,6 +8,7 @@ from typing import Final
 from sglang_instrument import __version__
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.rewriting.sites import Site
+from sglang_instrument.patching.tables.modes import variable_against
 from sglang_instrument.patching.tables.regions import PatchTable
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.static_lookup import entries, stored_attribute
@@ -20,12 +21,15 @@ def coverage_of(table: PatchTable, sites: Iterable[Site]) -> str:
     expected = [site for site in sites if site.expected and not site.region.settings]
     if not (expected and _is_here(table)):
         return ""
+    never = [variable for site in expected if (variable := variable_against(site.region)) is not None]
+    expected = [site for site in expected if variable_against(site.region) is None]
     events = {site.region.event for site in expected}
     lost = {site.region.event for site in expected if site.state not in ("found", "pending")}
     missing = f", {len(lost)} missing (status() names them)" if lost else ""
     version = _version(table.package)
     of = f" ({table.package} {version})" if version is not None else ""
-    return f"{table.name}{of}: {len(events - lost)} of {len(events)} events{missing}"
+    without = f", {len(never)} functions never run with {' and '.join(sorted(set(never)))}" if never else ""
+    return f"{table.name}{of}: {len(events - lost)} of {len(events)} events{missing}{without}"
 
 
 def _is_here(table: PatchTable) -> bool:

@@ -21,6 +21,7 @@ from sglang_instrument.patching.probes.probe import probes_for
 from sglang_instrument.patching.probes.tracker_probe import feed_trackers
 from sglang_instrument.patching.rewriting.patcher import Patcher
 from sglang_instrument.patching.rewriting.sites import Site
+from sglang_instrument.patching.tables.modes import variable_against
 from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import PatchTable
 from sglang_instrument.recording.keep.clock import HOST
@@ -320,5 +321,6 @@ def _described(table: PatchTable, site: Site) -> dict[str, Any]:
         "lines": list(site.lines) if site.lines else None,
         "note": site.note or None,
         "expected": None if site.expected else False,
+        "never_runs_with": variable_against(site.region),
     }
     return {key: value for key, value in described.items() if value is not None}

@@ -29,12 +29,14 @@ first table for a class that no table knows. `status` shows what a run itself fo
     sglang-instrument patches check                                  # the installed packages
     sglang-instrument patches check --trainer sglang --source sglang-0.5.21-py3-none-any.whl
     sglang-instrument patches check --patches my_tables --source ~/src/my_trainer
+    sglang-instrument patches check --trainer sglang --mode rust     # SGLANG_RUST_SERVER=1
 
 found       the region's statements are at these lines
 missing     the function, or a name that marks the statements, is not in the source
 ambiguous   two places match
 refused     found, but a probe cannot be put there; the note says why
 not here    missing, as the table expects for this version
+never runs  with --mode: found, but the trainer in this mode never calls it
 
 It imports nothing: it reads installed packages, and with --source folders, wheels and source archives. The
 version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one, or
@@ -59,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--patches", action="append", type=Path, metavar="DIR", help="a folder with tables of your own"
     )
     parser.add_argument(
+        "--mode", metavar="MODE", help="with check: mark what never runs in a mode of the trainer, such as rust"
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="FILE", help="with suggest: write the table there, a new file"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -71,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.of is not None:
         raise InstrumentError(f"`patches {args.action}` takes no name; --trainer NAME chooses tables")
     tables = _load(args.trainer, args.patches or [])
+    _check_mode(args.mode, tables)
     if args.action == "list":
         _list(tables, args.json)
         return 0
@@ -82,10 +88,24 @@ def run(args: argparse.Namespace) -> int:
         where = " nor ".join(str(path) for path in args.source or ["the installed packages"])
         raise TargetError(f"no {packages} in {where}; --source takes a folder, a wheel or a source archive")
     if args.json:
-        print_json([_as_json(checked_table) for checked_table in checked])
+        print_json([_as_json(checked_table, args.mode) for checked_table in checked])
     else:
-        _print(read, [checked_table for checked_table in checked if checked_table.sites is None])
-    return 1 if any(_lacking(checked_table) for checked_table in read) else 0
+        _print(read, [checked_table for checked_table in checked if checked_table.sites is None], args.mode)
+    return 1 if any(_lacking(checked_table, args.mode) for checked_table in read) else 0
+
+
+def _check_mode(mode: str | None, tables: Sequence[PatchTable]) -> None:
+    """Raise for a mode that no table knows."""
+    modes = {
+        name: variable
+        for table in tables
+        for patch in table.patches
+        for region in patch.regions
+        for name, variable in region.not_in.items()
+    }
+    if mode is not None and mode not in modes:
+        known = ", ".join(f"{name} ({variable}=1)" for name, variable in sorted(modes.items()))
+        raise InstrumentError(f"no table knows a mode {mode!r}; there are: {known or 'none'}")
 
 
 def _suggest(args: argparse.Namespace) -> int:
@@ -165,31 +185,36 @@ def _list(tables: Sequence[PatchTable], as_json: bool) -> None:
     PipeConsole().print(grid)
 
 
-def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
+def _print(read: Sequence[Checked], unread: Iterable[Checked], mode: str | None) -> None:
     """Print each table's sites; of several sources, only what was not found."""
     several = len({checked_table.source for checked_table in read}) > 1
     for checked_table in read:
         sites = checked_table.sites or ()
-        matched = sum(site.state == "found" for site in sites)
-        wanted = matched + len(_lacking(checked_table))
+        never = [site for site in sites if mode in site.region.not_in]
+        matched = sum(site.state == "found" for site in sites if site not in never)
+        wanted = matched + len(_lacking(checked_table, mode))
         version = checked_table.version or "of unknown version"
         inferred = ", version inferred" if checked_table.version_inferred else ""
         table = checked_table.table
         counted = f"{matched} of {wanted} found" if wanted else "for other versions"
+        if never:
+            counted = f"{counted if wanted else 'nothing'}, {len(never)} never run in mode {mode}"
         print_line(f"{table.name} in {checked_table.source} ({table.package} {version}{inferred}): {counted}")
         shown = [site for site in sites if site.state != "found"] if several else sites
         if shown:
-            PipeConsole().print(_sites(shown))
+            PipeConsole().print(_sites(shown, mode))
     for name, count in Counter(checked_table.table.name for checked_table in unread).items():
         print_line(f"{name}: not in {count} source{'s' if count > 1 else ''}")
 
 
-def _sites(sites: Iterable[Site]) -> Grid:
+def _sites(sites: Iterable[Site], mode: str | None) -> Grid:
     grid = _grid("event", "function", "state", "lines", "note")
     for site in sites:
         lines = "" if site.lines is None else "{}-{}".format(*site.lines)
         as_told = site.expected or site.state == "found"
         state = text(site.state, _STYLES.get(site.state, "")) if as_told else text("not here", "dim")
+        if mode in site.region.not_in:
+            state = text("never runs", "dim")
         grid.add_row(text(site.region.event), text(site.target.name), state, lines, text(site.note))
     return grid
 
@@ -201,22 +226,23 @@ def _grid(*columns: str) -> Grid:
     return grid
 
 
-def _lacking(checked: Checked) -> list[Site]:
-    return [site for site in checked.sites or () if site.state != "found" and site.expected]
+def _lacking(checked: Checked, mode: str | None) -> list[Site]:
+    missing = (site for site in checked.sites or () if site.state != "found" and site.expected)
+    return [site for site in missing if mode not in site.region.not_in]
 
 
-def _as_json(checked: Checked) -> dict[str, Any]:
+def _as_json(checked: Checked, mode: str | None) -> dict[str, Any]:
     return {
         "table": checked.table.name,
         "trainer": checked.table.trainer,
         "source": checked.source,
         "version": checked.version,
         "version_inferred": checked.version_inferred,
-        "sites": None if checked.sites is None else [_site_as_json(site) for site in checked.sites],
+        "sites": None if checked.sites is None else [_site_as_json(site, mode) for site in checked.sites],
     }
 
 
-def _site_as_json(site: Site) -> dict[str, Any]:
+def _site_as_json(site: Site, mode: str | None) -> dict[str, Any]:
     return {
         "event": site.region.event,
         "target": str(site.target),
@@ -224,4 +250,5 @@ def _site_as_json(site: Site) -> dict[str, Any]:
         "lines": site.lines,
         "note": site.note,
         "expected": site.expected,
+        "never_runs": mode in site.region.not_in,
     }

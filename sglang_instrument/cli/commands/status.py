@@ -72,7 +72,11 @@ def _print(described: RunProcesses) -> None:
     rows = [_row(process, facts) for process, facts in described.processes.items()]
     title = f"{described.folder}, run {described.run_id}"
     print_rows(STATES, rows, title=title)
-    said = (*_missing(described.processes), *_complaints(described.processes))
+    said = (
+        *_missing(described.processes),
+        *_never_run(described.processes),
+        *_complaints(described.processes),
+    )
     for line in (*said, *_ended_abruptly(described.processes), *_left_out(described)):
         print_line(line)
 
@@ -80,7 +84,7 @@ def _print(described: RunProcesses) -> None:
 def _row(process: str, facts: Mapping[str, Any]) -> dict[str, Cell]:
     records, patches = facts.get("records", {}), facts.get("patches", [])
     versions = facts.get("versions", {})
-    matched = sum(patch["state"] == "found" for patch in patches)
+    matched = sum(patch["state"] == "found" and not patch.get("never_runs_with") for patch in patches)
     wanted = matched + len(_lacking(patches))
     shown = [f"{name} {version}" for name, version in versions.items() if name not in _HIDDEN_VERSIONS]
     return {
@@ -111,8 +115,24 @@ def _lacking(patches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [
         patch
         for patch in patches
-        if patch["state"] not in ("found", "pending") and patch.get("expected", True)
+        if patch["state"] not in ("found", "pending")
+        and patch.get("expected", True)
+        and not patch.get("never_runs_with")
     ]
+
+
+def _never_run(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Say which functions a mode of the trainer leaves out, so that nobody waits for their events."""
+    where: dict[str, list[str]] = {}
+    for name, facts in processes.items():
+        events: dict[str, None] = {}
+        for patch in facts.get("patches", []):
+            if variable := patch.get("never_runs_with"):
+                events[f"{patch['table']} {patch['event']}"] = None
+        if events:
+            where.setdefault(f"with {variable} set, never recorded: {', '.join(events)}", []).append(name)
+    for text, names in where.items():
+        yield f"{text} ({_named(names, processes)})"
 
 
 def _missing(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -13,6 +13,7 @@ MOVES: Final = {
     "scheduler_first_tokens": "decode",
     "scheduler_retract": "queue",
     SCHEDULER_PREEMPT: "queue",
+    "scheduler_finish": "",
     "engine_request": "",
     "engine_stream": "",
 }

@@ -38,9 +38,9 @@ else:
 FieldSets = Mapping[str, Mapping[str, str]]
 
 _TABLE_KEYS: Final = frozenset(
-    {"trainer", "package", "module", "requires", "engine_detail", "setting", "fields", "patch"}
+    {"trainer", "package", "module", "requires", "engine_detail", "setting", "modes", "fields", "patch"}
 )
-_PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "region"})
+_PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "not_in", "region"})
 _ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block", "call", "entering"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
@@ -134,9 +134,10 @@ def parse_table(name: str, content: object, shown: str | None = None) -> PatchTa
     trainer = _required(entry, "trainer")
     sets = entry.below("fields")
     fields = {key: sets.expressions(key) for key in entry.names("fields")}
+    modes = entry.expressions("modes")
     requires = _parse_requires(entry, None)
     patches = tuple(
-        _parse_patch(patch, entry.text("module"), requires, fields, Origin(name, index, 0))
+        _parse_patch(patch, entry.text("module"), requires, fields, modes, Origin(name, index, 0))
         for index, patch in enumerate(entry.entries("patch", "patch", _PATCH_KEYS))
     )
     if not patches:
@@ -149,7 +150,12 @@ def parse_table(name: str, content: object, shown: str | None = None) -> PatchTa
 
 
 def _parse_patch(
-    entry: Entry, module: str | None, requires: Requirement | None, fields: FieldSets, origin: Origin
+    entry: Entry,
+    module: str | None,
+    requires: Requirement | None,
+    fields: FieldSets,
+    modes: Mapping[str, str],
+    origin: Origin,
 ) -> Patch:
     targets = tuple(
         _parse_target(entry, text, entry.text("module") or module) for text in entry.texts("target")
@@ -157,14 +163,26 @@ def _parse_patch(
     if not targets:
         raise entry.error("target is missing: give 'Class.method' or a list of candidates")
     requires = _parse_requires(entry, requires)
-    leader = entry.text("leader")
+    leader, not_in = entry.text("leader"), _parse_not_in(entry, modes)
     regions = tuple(
-        replace(_parse_region(region, requires, fields, origin._replace(region=index)), leader=leader)
+        replace(
+            _parse_region(region, requires, fields, origin._replace(region=index)),
+            leader=leader,
+            not_in=not_in,
+        )
         for index, region in enumerate(entry.entries("region", "region", _REGION_KEYS))
     )
     if not regions:
         raise entry.error("has no region")
     return Patch(targets, regions)
+
+
+def _parse_not_in(entry: Entry, modes: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the modes in which a function never runs, each with the variable that turns it on."""
+    for mode in entry.texts("not_in"):
+        if mode not in modes:
+            raise entry.error(f"not_in: {mode!r} is none of the table's [modes]: {', '.join(modes) or 'none'}")
+    return {mode: modes[mode] for mode in entry.texts("not_in")}
 
 
 def _parse_target(entry: Entry, text: str, module: str | None) -> Target:

@@ -54,6 +54,8 @@ class Region:
     region ends at the item for which `ends` is true.
     A region with `tracker` records nothing: where it begins, it adds numbers of finished steps to a local.
     A region with `settings` records nothing either: where it begins, it keeps the settings in locals.
+    `not_in` are the modes of the trainer in which the function never runs, each with the environment variable
+    that turns it on.
     With `overriding`, several methods have the region; of those that run for one object, one inside the
     other, only the outermost is recorded.
     """
@@ -69,6 +71,7 @@ class Region:
     process: Mapping[str, str] = field(default_factory=dict)
     when: str | None = None
     leader: str | None = None
+    not_in: Mapping[str, str] = field(default_factory=dict)
     ends: str | None = None
     capture: tuple[KeywordCapture, ...] = ()
     generator: bool = False

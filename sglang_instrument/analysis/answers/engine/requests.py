@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,7 @@ from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.reading.records.engine_fields import (
     EngineFields,
     number,
+    of_request,
     rids_of,
     tokens_of,
 )
@@ -56,6 +57,7 @@ class _EngineRequest:
     arrived: int | None = None
     called: int | None = None
     answered: int | None = None
+    finished: int | None = None
     detokenized: int | None = None
     tokenize_sec: float | None = None
     prompt_tokens: int | None = None
@@ -71,8 +73,8 @@ class _EngineRequest:
 
     def row(self) -> dict[str, Any]:
         """Return a row of `engine_requests`."""
-        end = self.answered if self.answered is not None else self.detokenized
-        spent = self._spent(self.detokenized if self.detokenized is not None else end)
+        end = _first_known(self.answered, self.detokenized, self.finished)
+        spent = self._spent(_first_known(self.finished, self.detokenized, end))
         start = min((time for time in (self.called, self.arrived) if time is not None), default=None)
         return {
             "rid": self.rid,
@@ -107,12 +109,12 @@ class _EngineRequest:
     @property
     def is_unknown_to_engine(self) -> bool:
         """Whether only the caller's list names it: the engine gives each of several samples another name."""
-        return self.is_of_list and self.arrived is None and self.detokenized is None
+        return self.is_of_list and self.arrived is None and self.detokenized is None and self.finished is None
 
     @property
     def is_ended(self) -> bool:
         """Whether any process logged its end."""
-        return self.answered is not None or self.detokenized is not None
+        return any(time is not None for time in (self.answered, self.finished, self.detokenized))
 
     def _spent(self, end: int | None) -> dict[str, float | None]:
         """Split the time from arrival to end into queue, prefill, decode and what a retraction cost.
@@ -141,6 +143,10 @@ class _EngineRequest:
         }
 
 
+def _first_known(*times: int | None) -> int | None:
+    return next((time for time in times if time is not None), None)
+
+
 #: What a request does after each transition.
 _NEXT: Final = {"admit": "prefill", "first": "decode", "retract": "retracted"}
 _TRANSITIONS: Final = {
@@ -156,8 +162,8 @@ def engine_requests(run: Run, files: Sequence[File] | None = None) -> pl.DataFra
     Args:
         run: The run.
         files: Files of workers to read as well, which have the tokenizer manager of an engine inside them.
-            None: all files, if the engine's own processes log no ends of requests: without a detokenizer
-            (`skip_tokenizer_init`) only the tokenizer manager knows them.
+            None: all files, if the engine's own processes log no ends of requests: in logs of version 0.2 and
+            before, without a detokenizer (`skip_tokenizer_init`), only the tokenizer manager knows them.
 
     Returns:
         rid; server, scheduler: the stems of their files; start_us, end_us, duration_sec: from its arrival at
@@ -184,19 +190,27 @@ def engine_requests(run: Run, files: Sequence[File] | None = None) -> pl.DataFra
         if (row := request.row())["start_us"] is not None
         and not (tells_names and request.is_unknown_to_engine)
     ]
-    _name_servers(rows)
+    _name_servers(rows, {request.rid for request in requests.values() if request.finished is not None})
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
 
 
-def _name_servers(rows: Sequence[dict[str, Any]]) -> None:
-    """Give requests that only a scheduler logged the server of its other requests, if these have one."""
+def _name_servers(rows: Sequence[dict[str, Any]], finished: Collection[str]) -> None:
+    """Give requests that only a scheduler logged the server of its other requests, if these have one.
+
+    A scheduler that logs ends beside no server is the server itself: the Rust front end is a part of it.
+    """
     servers: dict[str, set[str]] = {}
     for row in rows:
         if row["server"] is not None and row["scheduler"] is not None:
             servers.setdefault(row["scheduler"], set()).add(row["server"])
     for row in rows:
-        if row["server"] is None and len(known := servers.get(row["scheduler"], set())) == 1:
+        if row["server"] is not None:
+            continue
+        known = servers.get(row["scheduler"], set())
+        if len(known) == 1:
             (row["server"],) = known
+        elif not known and row["rid"] in finished:
+            row["server"] = row["scheduler"]
 
 
 def _collect(
@@ -252,8 +266,8 @@ def _on_request(request: _EngineRequest, line: Line, fields: EngineFields, name:
     request.server, request.called, request.answered = name, line.start_us, line.end_us
     request.is_of_list = not isinstance(fields.rid, str)
     if not request.is_of_list:  # a list has the sums of all
-        request.completion_tokens = number(fields.completion_tokens)
-        request.cached_tokens = number(fields.cached_tokens)
+        request.completion_tokens = _known(fields.completion_tokens, request.completion_tokens)
+        request.cached_tokens = _known(fields.cached_tokens, request.cached_tokens)
         request.cached_host_tokens = number(fields.cached_host_tokens)
         request.cached_storage_tokens = number(fields.cached_storage_tokens)
         reason = fields.finish_reason
@@ -262,10 +276,15 @@ def _on_request(request: _EngineRequest, line: Line, fields: EngineFields, name:
             request.prompt_tokens = number(fields.prompt_tokens)
 
 
+def _known(logged: Any, before: int | None) -> int | None:
+    """Return what a reply says of its tokens, else what its scheduler said."""
+    return before if (value := number(logged)) is None else value
+
+
 def _on_wait(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
     """Take what the reply to one of several samples or prompts says; the call of all has only the sums."""
     request.server = name
-    if request.completion_tokens is None:
+    if request.completion_tokens is None or request.finished is not None:
         request.completion_tokens = number(fields.completion_tokens)
         request.cached_tokens = number(fields.cached_tokens)
         request.finish_reason = fields.finish_reason if isinstance(fields.finish_reason, str) else None
@@ -296,6 +315,18 @@ def _on_abort(request: _EngineRequest, line: Line, fields: EngineFields, name: s
         request.finish_reason, request.aborted_at_tokens = "abort", tokens_of(request.rid, fields)
 
 
+def _on_finish(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
+    """Take the end that the scheduler streamed; where its server logs the reply, that says the same and more."""
+    if request.scheduler not in (None, name):
+        return  # of a request that two servers work on, one after the other, the one that decodes has the end
+    request.finished = line.start_us
+    if request.completion_tokens is None:
+        request.completion_tokens = number(of_request(request.rid, fields, fields.reply_tokens))
+        request.cached_tokens = number(of_request(request.rid, fields, fields.prefix_tokens))
+    reason = of_request(request.rid, fields, fields.finish_reasons)
+    request.finish_reason = reason if isinstance(reason, str) else request.finish_reason
+
+
 def _on_detokenize(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
     # Older logs name all requests of a batch in which one ends: the last batch has this request's own end.
     request.detokenized = max(line.end_us, request.detokenized or 0)
@@ -308,6 +339,7 @@ _HANDLERS: Final = {
     "engine_wait": _on_wait,
     "engine_tokenize": _on_tokenize,
     "scheduler_receive": _on_receive,
+    "scheduler_finish": _on_finish,
     "engine_detokenize": _on_detokenize,
     "scheduler_abort": _on_abort,
     **dict.fromkeys(_TRANSITIONS, _on_transition),

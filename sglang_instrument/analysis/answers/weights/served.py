@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.weights.records import WeightFields, as_version, records_of
-from sglang_instrument.analysis.reading.records.engine_fields import HEALTH_CHECK
+from sglang_instrument.analysis.reading.records.engine_fields import HEALTH_CHECK, caller_rid
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def _read_calls(run: Run) -> pl.DataFrame:
 def _named(calls: dict[str, _LoggedCall], rid: Any) -> _LoggedCall | None:
     if not isinstance(rid, str) or rid.startswith(HEALTH_CHECK):
         return None
+    rid = caller_rid(rid)
     call = calls.get(rid)
     if call is None:
         call = calls[rid] = _LoggedCall(rid)
@@ -206,5 +207,6 @@ _HANDLERS: Final = {
     "scheduler_receive": _on_receive,
     "scheduler_admit": _on_admit,
     "scheduler_first_tokens": _on_first_tokens,
+    "scheduler_finish": _on_end,
     "engine_detokenize": _on_end,
 }

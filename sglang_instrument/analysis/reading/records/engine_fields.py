@@ -1,5 +1,6 @@
 """Name the fields of the engine's own records: which of its requests each is about, and their sizes."""
 
+import re
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
@@ -9,6 +10,9 @@ from sglang_instrument.analysis.reading.records.lines import MOST, Integer
 
 #: Prefix of SGLang's own health checks; no caller waits for these.
 HEALTH_CHECK: Final = "HEALTH_CHECK"
+
+#: What SGLang's Rust front end adds to the id that a caller gave, so that each request's id is unique.
+_ADDED: Final = re.compile(r"#[0-9a-f]{16}\Z")
 
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 
@@ -27,6 +31,9 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
     completion_tokens: Integer | None = None
     generated_tokens: Integer | None = None
     finish_reason: Any = None
+    finish_reasons: Any = None
+    reply_tokens: Any = None
+    prefix_tokens: Any = None
     tokens: Any = None
     queue_time: float | None = None
     retractions: Integer | None = None
@@ -42,9 +49,14 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
 
 
 def rids_of(fields: EngineFields) -> list[str]:
-    """Return the engine requests that a record is about, without SGLang's own health checks."""
+    """Return the engine requests that a record is about, by their callers' ids, without SGLang's health checks."""
     rids = next((value for value in (fields.rids, fields.rid) if isinstance(value, list)), [fields.rid])
-    return [rid for rid in rids if isinstance(rid, str) and not rid.startswith(HEALTH_CHECK)]
+    return [caller_rid(rid) for rid in rids if isinstance(rid, str) and not rid.startswith(HEALTH_CHECK)]
+
+
+def caller_rid(rid: str) -> str:
+    """Return the id that a caller gave to a request, of the id that the engine logs."""
+    return _ADDED.sub("", rid) if "#" in rid else rid
 
 
 def number(value: Any) -> int | None:
@@ -57,12 +69,17 @@ def count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= MOST else None
 
 
+def of_request(rid: str, fields: EngineFields, values: Any) -> Any:
+    """Return what a record of several requests logs of this one, in a list of a value for each; else None."""
+    if not isinstance(fields.rids, list) or not isinstance(values, list):
+        return None
+    pairs = zip(fields.rids, values, strict=False)
+    return next((value for name, value in pairs if isinstance(name, str) and caller_rid(name) == rid), None)
+
+
 def tokens_of(rid: str, fields: EngineFields) -> int | None:
     """Return the tokens of prompt and reply that a record of several requests logs of this one."""
-    if not isinstance(fields.rids, list) or not isinstance(fields.tokens, list):
-        return None
-    pairs = zip(fields.rids, fields.tokens, strict=False)
-    return next((number(tokens) for name, tokens in pairs if name == rid), None)
+    return number(of_request(rid, fields, fields.tokens))
 
 
 def kv_shares(fields: EngineFields) -> tuple[float | None, float | None]:
