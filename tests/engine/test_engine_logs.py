@@ -27,6 +27,9 @@ for prompt in json.loads(sys.argv[2]):
     print(json.dumps(ids[0, len(prompt):].tolist()))
 """
 
+#: What `scheduler_finish` says of each request that ends in a batch, a list a field.
+ENDS = ("rids", "finish_reasons", "reply_tokens", "prefix_tokens")
+
 
 @pytest.fixture(scope="module")
 def expected():
@@ -66,7 +69,6 @@ def test_each_process_writes_a_file_of_its_own_below_engine(killed):
     assert set(killed.records) == {
         "engine/server_0.jsonl",
         "engine/scheduler_0_tp0.jsonl",
-        "engine/detokenizer_0.jsonl",
     }
 
 
@@ -85,10 +87,20 @@ def test_each_request_is_recorded_once_where_it_passes(killed, path, event):
     assert sorted(rid for rid in rids if rid in RIDS) == RIDS
 
 
-def test_the_detokenizer_names_each_request_once_when_it_ends(killed):
-    ended = killed.of("engine/detokenizer_0.jsonl", "engine_detokenize")
-    rids = [rid for extra in ended for rid in extra["rids"]]
-    assert sorted(rid for rid in rids if rid in RIDS) == RIDS
+def test_the_scheduler_says_once_how_each_request_ended(killed):
+    ended = killed.of("engine/scheduler_0_tp0.jsonl", "scheduler_finish")
+    of_batches = [zip(*(extra[name] for name in ENDS), strict=True) for extra in ended]
+    ends = sorted(end for of_batch in of_batches for end in of_batch if end[0] in RIDS)
+    answered = {extra["rid"]: extra for extra in killed.of("engine/server_0.jsonl", "engine_request")}
+    assert ends == [
+        (
+            rid,
+            answered[rid]["finish_reason"],
+            answered[rid]["completion_tokens"],
+            answered[rid]["cached_tokens"],
+        )
+        for rid in RIDS
+    ]
 
 
 def test_a_request_says_what_it_was_answered(killed):
@@ -158,6 +170,12 @@ def test_two_schedulers_and_their_controller_write_files_of_their_own(parallel):
         "engine/detokenizer_0.jsonl",
         "engine/tokenizer_0.jsonl",
     }
+
+
+def test_with_all_batches_the_detokenizer_names_each_request_once_when_it_ends(parallel):
+    ended = parallel.of("engine/detokenizer_0.jsonl", "engine_detokenize")
+    rids = [rid for extra in ended for rid in extra["rids"]]
+    assert sorted(rid for rid in rids if rid in RIDS) == RIDS
 
 
 def test_the_controller_dispatches_each_request_to_one_scheduler(parallel):

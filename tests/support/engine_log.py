@@ -54,7 +54,7 @@ def kill_scheduler(served):
     server, log = served.server, served.log / "engine"
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         asked = [pool.submit(server.post, "/generate", body(number)) for number in range(len(PROMPTS))]
-    for name, event in (("detokenizer_0", "engine_detokenize"), ("server_0", "engine_request")):
+    for name, event in (("scheduler_0_tp0", "scheduler_finish"), ("server_0", "engine_request")):
         wait_for_rids(log, f"{name}.jsonl", event, RIDS)
 
     def ask_in_vain():

@@ -14,8 +14,7 @@ MARK = "end of "
 #: The files of the engine's processes, and the event that shows that the mark has come through each.
 PROCESSES = {
     "server_0": "engine_request",
-    "scheduler_0_tp0": "scheduler_first_tokens",
-    "detokenizer_0": "engine_detokenize",
+    "scheduler_0_tp0": "scheduler_finish",
 }
 
 

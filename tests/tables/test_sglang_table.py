@@ -14,6 +14,10 @@ VERSIONS = ["0.4.6.post5", "0.4.9.post6", "0.5.2", "0.5.5", "0.5.10.post1", "0.5
 
 #: Events of what older versions cannot do.
 LATER = {"scheduler_preempt"}
+BATCH_EVENTS = {
+    *("scheduler_batch", "scheduler_result", "model_forward"),
+    *("engine_output", "engine_detokenize"),
+}
 TABLES = ["sglang/engine", "sglang/requests", "sglang/batches", "sglang/weights", "sglang/gauges"]
 
 
@@ -48,12 +52,12 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(expected)
             "sglang/requests",
             {
                 *("engine_start", "engine_request", "engine_tokenize", "engine_send", "engine_wait"),
-                *("engine_dispatch", "engine_detokenize", "scheduler_receive", "scheduler_admit"),
+                *("engine_dispatch", "scheduler_receive", "scheduler_admit", "scheduler_finish"),
                 *("scheduler_first_tokens", "scheduler_retract", "scheduler_abort", "scheduler_preempt"),
             },
         ),
         ("sglang/gauges", {"scheduler_gauges"}),
-        ("sglang/batches", {"scheduler_batch", "scheduler_result", "model_forward", "engine_output"}),
+        ("sglang/batches", BATCH_EVENTS),
     ],
 )
 def test_every_region_of_the_engine_is_found_in_every_version(expected, table, events):

@@ -25,7 +25,6 @@ first table for a class that no table knows. `status` shows what a run itself fo
 
     sglang-instrument patches list
     sglang-instrument patches suggest my_rollout.py:Agent --out my_tables/mine.toml
-    sglang-instrument patches suggest mytrainer.rollout:Agent --source ~/src/my_trainer
     sglang-instrument patches check                                  # the installed packages
     sglang-instrument patches check --trainer sglang --source sglang-0.5.21-py3-none-any.whl
     sglang-instrument patches check --patches my_tables --source ~/src/my_trainer
@@ -33,18 +32,16 @@ first table for a class that no table knows. `status` shows what a run itself fo
 
 found       the region's statements are at these lines
 missing     the function, or a name that marks the statements, is not in the source
-ambiguous   two places match
-refused     found, but a probe cannot be put there; the note says why
+ambiguous   two places match; refused: a probe cannot be put there, and the note says why
 not here    missing, as the table expects for this version
 never runs  with --mode: found, but the trainer in this mode never calls it
 
 It imports nothing: it reads installed packages, and with --source folders, wheels and source archives. The
-version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one, or
-with a development version, the version with the fewest missing regions is taken ("version inferred").
-Exit code 1 if a region is not found that the table expects in that version.
-`suggest` reads a class, or a function of a module, and proposes regions by the names of what it calls: step,
-request, turns, calls of the engine, tools, rewards. `patches check` accepts the table as it stands; read it.
---json prints a list of tables; `check` adds the "sites" of each."""
+version of a checkout is read from its files; without one, that with the fewest missing regions is taken.
+Exit code 1 if a region is not found that the table expects in that version. --json prints the tables, and
+with `check` the "sites" of each.
+`suggest` reads a class or a function, and proposes regions by the names of what it calls: step, request,
+turns, calls of the engine, tools, rewards. `patches check` accepts the table as it stands; read it."""
 
 _STYLES: Final[dict[State, str]] = {"found": "green", "missing": "red", "ambiguous": "red", "refused": "red"}
 
@@ -60,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--patches", action="append", type=Path, metavar="DIR", help="a folder with tables of your own"
     )
-    parser.add_argument(
-        "--mode", metavar="MODE", help="with check: mark what never runs in a mode of the trainer, such as rust"
-    )
+    parser.add_argument("--mode", metavar="MODE", help="with check: what runs in a mode: rust")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="with suggest: write the table there, a new file"
     )

@@ -181,7 +181,9 @@ def _parse_not_in(entry: Entry, modes: Mapping[str, str]) -> Mapping[str, str]:
     """Return the modes in which a function never runs, each with the variable that turns it on."""
     for mode in entry.texts("not_in"):
         if mode not in modes:
-            raise entry.error(f"not_in: {mode!r} is none of the table's [modes]: {', '.join(modes) or 'none'}")
+            raise entry.error(
+                f"not_in: {mode!r} is none of the table's [modes]: {', '.join(modes) or 'none'}"
+            )
     return {mode: modes[mode] for mode in entry.texts("not_in")}
 
 

@@ -34,7 +34,7 @@ def rids(path, event, key):
 
 # shutdown() kills the scheduler, which may lose its last records.
 asked = set(rids("step_1/worker_0.jsonl", "engine_request", "rid"))
-while not asked <= set(sum(rids("engine/scheduler_0_tp0.jsonl", "scheduler_first_tokens", "rids"), [])):
+while not asked <= set(sum(rids("engine/scheduler_0_tp0.jsonl", "scheduler_finish", "rids"), [])):
     time.sleep(0.05)
 built._engine.shutdown()
 sys.stdout.flush()
@@ -42,7 +42,7 @@ os._exit(0)  # nothing of the engine's shall hold up a test
 """
 
 
-#: Of each version that imports such modules; `skip_tokenizer_init=True`, no detokenizer, is their default.
+#: Of each version that imports such modules, its default; True: there is no detokenizer.
 SKIPS_TOKENIZER = {"0.6.0": True, "0.6.1": False}
 
 
@@ -57,7 +57,7 @@ def test_the_time_in_the_engine_is_shared_out_up_to_the_last_token(version, run_
     [count] = [line.split()[1] for line in printed.splitlines() if line.startswith("found ")]
     assert int(count) >= 36
     folder = tmp_path / "logs/run"
-    assert (folder / "engine/detokenizer_0.jsonl").exists() is not skips
+    assert not (folder / "engine/detokenizer_0.jsonl").exists()  # it logs all batches or none
     assert main(["summary", str(folder), "--json"]) == 0
     shares = json.loads(capsys.readouterr().out)["engine"]["shares"]
     assert sum(shares.values()) == pytest.approx(1)

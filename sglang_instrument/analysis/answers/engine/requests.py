@@ -316,7 +316,7 @@ def _on_abort(request: _EngineRequest, line: Line, fields: EngineFields, name: s
 
 
 def _on_finish(request: _EngineRequest, line: Line, fields: EngineFields, name: str) -> None:
-    """Take the end that the scheduler streamed; where its server logs the reply, that says the same and more."""
+    """Take the end that the scheduler streamed; where its server logs the reply, that says more."""
     if request.scheduler not in (None, name):
         return  # of a request that two servers work on, one after the other, the one that decodes has the end
     request.finished = line.start_us

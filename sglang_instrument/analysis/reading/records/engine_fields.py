@@ -49,7 +49,7 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
 
 
 def rids_of(fields: EngineFields) -> list[str]:
-    """Return the engine requests that a record is about, by their callers' ids, without SGLang's health checks."""
+    """Return the engine requests that a record is about, by their callers' ids, without health checks."""
     rids = next((value for value in (fields.rids, fields.rid) if isinstance(value, list)), [fields.rid])
     return [caller_rid(rid) for rid in rids if isinstance(rid, str) and not rid.startswith(HEALTH_CHECK)]
 

@@ -1,0 +1,131 @@
+"""SGLang's Rust front end, real: the same load as over the Python one gives the same counts, tokens and times."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from awaited import records_of, rids_of, wait_for
+from sglang_server import instrumented, start_server
+
+from sglang_instrument.analysis.answers.engine.requests import engine_requests
+from sglang_instrument.analysis.questions import open_run
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.cli.main import main
+
+pytestmark = pytest.mark.engine
+
+#: Each rid with its prompt and the length of its reply. The last one's prompt is that of the first.
+LOAD = {
+    **{f"call-{number}": ([400 + 9 * number, 17, 18, 19], 4 + 3 * number) for number in range(5)},
+    "again": ([400, 17, 18, 19], 6),
+}
+#: A rollout of one's own, which asks for one request after the other.
+CLIENT = """
+    import json, sys, urllib.request
+    import sglang_instrument
+
+    sglang_instrument.install()
+    port, load = sys.argv[1], json.loads(sys.argv[2])
+    with sglang_instrument.bind(step=1, worker=0):
+        for rid, (prompt, tokens) in load.items():
+            params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+            body = {"rid": rid, "input_ids": prompt, "sampling_params": params}
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(),
+                                             {"Content-Type": "application/json"})
+            with sglang_instrument.bind(request_id=f"of {rid}", turn=0), \\
+                 sglang_instrument.span("turn_engine_call", rid=rid):
+                with urllib.request.urlopen(request, timeout=600) as reply:
+                    print(json.dumps(json.loads(reply.read())["meta_info"]))
+"""
+RUN_ID = {"SGLANG_INSTRUMENT_RUN_ID": "20261124T000000-two"}  # of both front ends, as of `two_servers`
+OF_WORK = ["rid", "prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason", "retractions"]
+
+
+def asked(server, logs):
+    """Ask for the whole load; return what the replies say of themselves, by rid."""
+    environment = {**os.environ, **instrumented(logs, **RUN_ID)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CLIENT), str(server.port), json.dumps(LOAD)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(LOAD, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def ended(engine):
+    """Return the requests of the load whose end a scheduler has logged; Rust adds to their ids."""
+    rids = rids_of(records_of(engine, "scheduler_0_tp0.jsonl", "scheduler_finish"))
+    return {rid.partition("#")[0] for rid in rids} & set(LOAD)
+
+
+@pytest.fixture(scope="module")
+def rust(tmp_path_factory):
+    """What a server with the Rust front end answered, and the run that it and the client logged."""
+    folder = tmp_path_factory.mktemp("rust")
+    server = start_server(
+        folder, instrumented(folder, SGLANG_RUST_SERVER="1", **RUN_ID), "--max-running-requests=8"
+    )
+    try:
+        replies = asked(server, folder)
+        wait_for(lambda: len(ended(folder / "logs/run/engine")) == len(LOAD), "not all ends are logged")
+    finally:
+        server.kill()
+    return replies, folder / "logs/run"
+
+
+@pytest.fixture(scope="module")
+def python(served):
+    """The same of a server with the Python front end."""
+    served.begin_part("front end")
+    replies = asked(served.server, served.log.parents[1])
+    return replies, served.end_part("front end")
+
+
+def requests_of(folder):
+    table = engine_requests(Run.open(folder, cached=False))
+    return table.filter(table["rid"].is_in(list(LOAD)))
+
+
+def test_both_front_ends_give_the_same_counts_and_tokens(rust, python):
+    tables = [requests_of(folder).select(OF_WORK).sort("rid") for _, folder in (rust, python)]
+    assert tables[0].equals(tables[1])
+    assert dict(tables[0].select("rid", "completion_tokens").iter_rows()) == {
+        rid: tokens for rid, (_, tokens) in LOAD.items()
+    }
+    assert tables[0].filter(tables[0]["rid"] == "again")["cached_tokens"].item() == 3
+
+
+@pytest.mark.parametrize("front_end", ["rust", "python"])
+def test_times_lie_within_what_the_reply_says(front_end, request):
+    replies, folder = request.getfixturevalue(front_end)
+    for row in requests_of(folder).to_dicts():
+        parts = row["queue_sec"] + row["prefill_sec"] + row["decode_sec"]
+        assert 0 < parts <= replies[row["rid"]]["e2e_latency"]
+
+
+def test_a_request_without_a_server_of_its_own_is_its_schedulers(rust):
+    table = requests_of(rust[1])
+    assert set(table["server"]) == {"scheduler_0_tp0"} == set(table["scheduler"])
+    assert table["tokenize_sec"].null_count() == len(table)  # done in Rust
+    assert (
+        table["duration_sec"] - table["queue_sec"] - table["prefill_sec"] - table["decode_sec"]
+    ).abs().max() < 2e-6
+
+
+def test_the_rollouts_requests_are_joined_with_the_engines(rust):
+    calls = joined_calls(open_run(rust[1], cached=False))
+    assert set(calls["request_id"]) == {f"of {rid}" for rid in LOAD}
+    assert calls["decode_sec"].min() > 0
+
+
+def test_status_names_what_never_runs(rust, capsys):
+    assert main(["status", str(rust[1])]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "with SGLANG_RUST_SERVER set, never recorded: " in text
+    assert "sglang/requests engine_request" in text
+    assert "scheduler_finish" not in text
