@@ -182,7 +182,7 @@ def _parse_not_in(entry: Entry, modes: Mapping[str, str]) -> Mapping[str, str]:
     for mode in entry.texts("not_in"):
         if mode not in modes:
             raise entry.error(
-                f"not_in: {mode!r} is none of the table's [modes]: {', '.join(modes) or 'none'}"
+                f"not_in: {mode!r} is no mode of the table: {', '.join(modes) or 'it has none'}"
             )
     return {mode: modes[mode] for mode in entry.texts("not_in")}
 
