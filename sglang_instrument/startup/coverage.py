@@ -28,7 +28,7 @@ def coverage_of(table: PatchTable, sites: Iterable[Site]) -> str:
     missing = f", {len(lost)} missing (status() names them)" if lost else ""
     version = _version(table.package)
     of = f" ({table.package} {version})" if version is not None else ""
-    without = f", {len(never)} functions never run with {' and '.join(sorted(set(never)))}" if never else ""
+    without = f", without the {len(never)} that {', '.join(sorted(set(never)))} leaves out" if never else ""
     return f"{table.name}{of}: {len(events - lost)} of {len(events)} events{missing}{without}"
 
 

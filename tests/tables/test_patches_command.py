@@ -10,10 +10,11 @@ from importlib.util import find_spec
 import pytest
 
 from sglang_instrument.cli.main import main
-from sglang_instrument.errors import TargetError
+from sglang_instrument.errors import TableError, TargetError
 from sglang_instrument.patching.places.source_archives import open_tree
 from sglang_instrument.patching.rewriting.check import check
 from sglang_instrument.patching.tables.reading import parse_table
+from sglang_instrument.startup.coverage import coverage_of
 
 FILES = {
     "trainer/__init__.py": "from .core import Loop as Loop\n",
@@ -267,3 +268,41 @@ def test_the_engine_table_fits_the_installed_engine():
     if find_spec("sglang") is None:
         pytest.skip("sglang is not installed")
     assert main(["patches", "check", "--trainer", "sglang"]) == 0
+
+
+def test_a_mode_marks_what_never_runs_in_it_and_demands_the_rest(capsys):
+    assert main(["patches", "check", "--trainer", "sglang", "--mode", "rust", "--json"]) == 0
+    sites = [site for table in json.loads(capsys.readouterr().out) for site in table["sites"]]
+    runs = {(site["event"], site["target"].rpartition(":")[2]): not site["never_runs"] for site in sites}
+    assert not runs["engine_request", "TokenizerManager.generate_request"]
+    assert runs["scheduler_finish", "SchedulerOutputStreamer._stream_output_generation"]
+    assert not any(
+        may for (event, _), may in runs.items() if event in ("engine_tokenize", "engine_detokenize")
+    )
+    assert main(["patches", "check", "--trainer", "sglang", "--mode", "rust"]) == 0
+    assert "found, 7 never run in mode rust" in capsys.readouterr().out
+
+
+def test_a_mode_that_no_table_knows_is_an_error_with_those_that_there_are(capsys):
+    assert main(["patches", "check", "--trainer", "sglang", "--mode", "go"]) == 2
+    assert "no table knows a mode 'go'; there are: rust (SGLANG_RUST_SERVER=1)" in capsys.readouterr().err
+
+
+def test_a_patch_is_only_left_out_of_modes_that_its_table_names():
+    patch = {"target": "m:f", "not_in": "rust", "region": [{"event": "e"}]}
+    with pytest.raises(TableError, match="not_in: 'rust' is no mode of the table: it has none"):
+        parse_table("t", {"trainer": "x", "patch": [patch]})
+    table = parse_table("t", {"trainer": "x", "modes": {"rust": "RUST"}, "patch": [patch]})
+    assert table.patches[0].regions[0].not_in == {"rust": "RUST"}
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [("1", "0 of 0 events, without the 1 that RUST leaves out"), ("0", "1 of 1")]
+)
+def test_what_a_mode_leaves_out_is_not_counted_as_recorded(value, says, monkeypatch):
+    monkeypatch.setenv("RUST", value)
+    patch = {"target": "json:dumps", "not_in": "rust", "region": [{"event": "e"}]}
+    content = {"trainer": "x", "package": "pytest", "modes": {"rust": "RUST"}, "patch": [patch]}
+    table = parse_table("t", content)
+    [checked] = check([table])
+    assert says in coverage_of(table, checked.sites)
