@@ -170,7 +170,7 @@ def test_an_export_that_was_killed_before_its_end_goes_on(logs, tmp_path, monkey
 def test_parts_are_written_by_several_processes(logs, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "_FULL", 300)
     monkeypatch.setattr("sglang_instrument.analysis.executors.batches._BYTES_PER_PROCESS", 100_000)
-    monkeypatch.setattr("sglang_instrument.analysis.executors.local._cores", lambda: 2)
+    monkeypatch.setattr("sglang_instrument.analysis.executors.local.processors", lambda: 2)
     written = export_dataset(open_run(logs), tmp_path / "out")
     assert written.files > 5
     assert len(spans_of(tmp_path / "out")) == written.rows == len(open_run(logs).records)
