@@ -129,7 +129,8 @@ R.stepsNote = (asked) => {
   const add = step ? ["; this adds a timeline of ", R.stepName(step), ": ", R.rebuilt(step)] : ["."];
   if (asked) return [`${R.stepName(asked)} has charts only`, ...add];
   const named = keys.map(R.stepName).join(", ");
-  const rest = `${R.plural(without.length, "other step")} ${without.length === 1 ? "has" : "have"} charts only`;
+  const have = without.length === 1 ? "has" : "have";
+  const rest = `${R.plural(without.length, "other step")} ${have} charts only`;
   return [`With a timeline: ${named}. ${rest}`, ...add];
 };
 

@@ -26,7 +26,8 @@ R.wireWhatif = () => {
   }
   const made = Object.entries(sliders).map(([name, [title, word]]) => R.whatifSlider(name, title, word));
   R.$("sliders").replaceChildren(...made);
-  R.$("assumptions").replaceChildren(...R.whatifAssumptions(facts).map((words) => R.el("li", {}, ...[words].flat())));
+  const items = R.whatifAssumptions(facts).map((words) => R.el("li", {}, ...[words].flat()));
+  R.$("assumptions").replaceChildren(...items);
   R.whatifOutcome();
 };
 
