@@ -17,6 +17,8 @@ from set_worlds import WRONG, changed, play_set, step_sec, well_set_world, wrong
 from sglang_instrument.analysis import advise, open_run
 from sglang_instrument.testing.world.play import write_world
 
+WELL_SET = "well-set"
+
 
 def advised(world):
     """Return the rows of the levers that are told of a world, and the sentence."""
@@ -39,12 +41,12 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("worlds", type=int)
     parser.add_argument("--hidden", action="store_true")
-    parser.add_argument("--kind", choices=WRONG)
+    parser.add_argument("--kind", choices=(*WRONG, WELL_SET))
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     held, first, seen = Counter(), Counter(), Counter()
     promises = Counter()
-    for kind in (args.kind,) if args.kind else WRONG:
+    for kind in [kind for kind in WRONG if args.kind in (None, kind)]:
         for seed in range(args.worlds):
             world = wrong_world(kind, seed, hidden=args.hidden)
             rows, sentence = advised(world)
@@ -72,11 +74,12 @@ def main():
     whole = sum(held.values()) / max(1, sum(promises.values()))
     print(f"all promises: held {sum(held.values())} of {sum(promises.values())} ({whole:.0%})")
     levers = Counter()
-    for seed in range(args.worlds) if not args.kind else ():
+    for seed in range(args.worlds if args.kind in (None, WELL_SET) else 0):
         rows, _ = advised(well_set_world(seed, hidden=args.hidden))
         levers.update(row["lever"] for row in rows)
-    print(f"well-set worlds: {sum(levers.values())} levers in {args.worlds} {dict(levers)}")
-    return int(not 0.75 <= whole <= 0.85)
+    if args.kind in (None, WELL_SET):
+        print(f"well-set worlds: {sum(levers.values())} levers in {args.worlds} {dict(levers)}")
+    return int(args.kind != WELL_SET and not 0.75 <= whole <= 0.85)
 
 
 if __name__ == "__main__":

@@ -150,14 +150,14 @@ def _sentence(levers: Sequence[Advised], grounds: Grounds, step_sec: float) -> s
     if levers:
         first = levers[0]
         if first.saving is None:
-            share = f"{100 * first.share:.0f} %"
-            return f"{first.proposal.setting} cost {share} of a step; nothing else is to gain"
+            cost = f"{100 * first.share:.0f} %"
+            return f"{first.proposal.setting} cost {cost} of a step; nothing else is to gain"
         return (
             f"{first.proposal.setting}: to {_shown(first.proposal.proposed)} saves "
             f"{first.saving.sec:.3g} s of a step of {step_sec:.3g} s"
         )
-    share = (grounds.mean["rollout_sec"] or 0.0) / step_sec if step_sec else 0.0
-    return f"nothing to gain from settings: the rollout is at work in {100 * share:.0f} % of the time"
+    of_step = (grounds.mean["rollout_sec"] or 0.0) / step_sec if step_sec else 0.0
+    return f"nothing to gain from settings: the rollout is at work in {100 * of_step:.0f} % of the time"
 
 
 def _shown(value: Any) -> str:
