@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 _ASSUMED: Final = (
-    "Simulated savings replay the recorded requests at engines whose speed is fitted to their calls. An "
-    "interval is for as many steps of other prompts, and holds in 80 % of such changes.",
+    "Simulated savings replay the recorded requests at engines whose speed is fitted to their calls. The "
+    "80 % interval is for the mean of as many steps of other prompts.",
     "Savings of two levers overlap. They are not added.",
 )
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 HELP: Final = """\
 Say which setting to change: what another value would save a step, what it costs, and what shows it.
-Savings are simulated on the recorded requests; 80 % of such changes fall into their intervals. A lever that
-is only named says what its present setting cost. No lever is told while a fault dominates the run.
+Savings are simulated on the recorded requests, each with an 80 % interval. A lever that is only named says
+what its present setting cost. No lever is told while a fault dominates the run.
 
     sglang-instrument advise logs/gsm8k_600
     sglang-instrument advise --verify logs/before logs/after    # after the change: did it come?

@@ -36,7 +36,7 @@ def oversampling(grounds: Grounds) -> Iterator[ProposedChange]:
         f"{100 * share:.0f} % more than a step needs",
         costs=f"{100 * share / (1 + share):.0f} % of the samples are thrown away, the longest first",
         rests_on="a replay with more requests like the recorded ones; a step ends when enough are done",
-        command="whatif LOGS --oversample",
+        command="lengths LOGS --caps samples",
         change=changes[place],
         per_step=saved[place],
         not_recorded=setting.not_recorded,
