@@ -53,8 +53,15 @@ def find_slow_trainer(evidence: Evidence) -> Findings:
 
 
 def _slow(phase: TrainerPhase) -> pl.DataFrame:
-    """Return the steps in which a phase was long, with `lost_sec`; those of a lasting shift are none."""
-    rows = phase.rows.with_columns(usual_sec=pl.col("usual_sec").fill_null(0.0) * pl.col("growth").exp())
+    """Return the steps in which a phase was long, with `lost_sec`; those of a lasting shift are none.
+
+    Beside the last step no rollout goes on, so that a phase seen there alone may have been hidden elsewhere.
+    """
+    is_seen = pl.col("usual_sec").is_not_null() | (pl.col("step") < phase.last_step)
+    rows = phase.rows.filter(is_seen)
+    if rows.is_empty():
+        return rows.with_columns(lost_sec=pl.lit(0.0))
+    rows = rows.with_columns(usual_sec=pl.col("usual_sec").fill_null(0.0) * pl.col("growth").exp())
     times = ((pl.col("sec") + phase.floor_sec) / (pl.col("usual_sec") + phase.floor_sec)).log()
     rows = rows.with_columns(times=times, lost_sec=pl.col("sec") - pl.col("usual_sec"))
     spread = robust_spread(rows["times"] - (rows["times"].median() or 0.0), GAP_LIMITS.spread)

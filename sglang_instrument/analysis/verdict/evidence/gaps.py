@@ -78,6 +78,7 @@ class TrainerPhase(NamedTuple):
         shift: From which step on it took longer, if it did.
         floor_sec: `effects.floor_of`.
         step_sec: The median seconds from one step of the trainer to the next.
+        last_step: The last step of the trainer.
     """
 
     event: str
@@ -85,6 +86,7 @@ class TrainerPhase(NamedTuple):
     shift: Shift | None
     floor_sec: float
     step_sec: float
+    last_step: int
 
     @property
     def name(self) -> str:
@@ -99,6 +101,7 @@ def trainer_phases_that_vary(paths: Paths, least_sec: float) -> Iterator[Trainer
     """
     phases = trainer_phases(paths)
     begins = phases.group_by("of_step").agg(pl.col("from_us").min()).sort("of_step")
+    last_step = int(begins["of_step"][-1]) if len(begins) else 0
     step_sec: Any = (begins["from_us"].diff() / 1e6).median() or 0.0
     at_work = phases.filter(~pl.col("phase").is_in(_WAITS))
     work = at_work.group_by("of_step", "event").agg(sec=sec_between("from_us", "to_us").sum())
@@ -114,7 +117,7 @@ def trainer_phases_that_vary(paths: Paths, least_sec: float) -> Iterator[Trainer
         )
         shift = find_shift(shared, GAP_LIMITS)
         shared = shared.with_columns(growth=pl.lit(0.0)) if shift is None else without_shift(shared, shift)
-        yield TrainerPhase(str(event), shared, shift, floor_sec, float(step_sec))
+        yield TrainerPhase(str(event), shared, shift, floor_sec, float(step_sec), last_step)
 
 
 def _unrecorded(phases: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
