@@ -23,7 +23,7 @@ def bring_records(
     read, tables = executor.read(files, BatchJob(RECORDS), progress)
     if RECORDS in tables:
         names = [file.path for file in read for _ in file.runs]  # on a node, a file may have another name
-        save_records(target, _named(tables[RECORDS], names))
+        save_records(target, _named(tables[RECORDS], names), whole=True)
     return read
 
 

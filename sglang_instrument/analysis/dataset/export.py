@@ -233,7 +233,7 @@ class _PartJob:
 
     def _write(self, target: SafeFolder, reading: Reading, lines: pl.DataFrame) -> None:
         save_lines(target, lines)
-        write_records(target, reading)
+        write_records(target, reading, whole=True)
 
     def folder_of(self, files: Collection[File]) -> SafeFolder:
         """Return the folder that gets what files hold."""

@@ -193,13 +193,13 @@ def is_nested(folder: Path) -> bool:
 
 
 def copy_records(target: SafeFolder, folder: Path, files: Sequence[File]) -> None:
-    """Write the records that a part holds of some files into the folder of another part.
+    """Write the records that a part holds of some files, whole, into the folder of a dataset's part.
 
     Raises:
         LogError: They cannot be read.
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
-    save_records(target, stored_rows(folder, [file.path for file in files]))
+    save_records(target, stored_rows(folder, [file.path for file in files]), whole=True)
 
 
 def stored_rows(folder: Path, paths: Sequence[str] | None = None) -> pl.DataFrame:

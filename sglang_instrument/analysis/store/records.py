@@ -78,23 +78,32 @@ def with_files(records: pl.DataFrame, reading: Reading) -> pl.DataFrame:
     return records.join(sources, on="source", how="left", maintain_order="left")
 
 
-def save_records(target: SafeFolder, rows: pl.DataFrame, sync: bool = False, level: int = _LEVEL) -> None:
+def save_records(
+    target: SafeFolder, rows: pl.DataFrame, sync: bool = False, level: int = _LEVEL, whole: bool = False
+) -> None:
     """Write a table of records into the folder of a part; how spans are nested may be missing.
+
+    Args:
+        target: The folder.
+        rows: The records.
+        sync: Whether to wait until they are on the disk.
+        level: The level of zstd.
+        whole: Whether others are to read them without this package: then nothing is packed.
 
     Raises:
         OSError, polars.exceptions.PolarsError: It cannot be written.
     """
-    save_parquet(target, f"{RECORDS}.parquet", packed(rows), sync, level)
+    save_parquet(target, f"{RECORDS}.parquet", rows if whole else packed(rows), sync, level)
 
 
-def write_records(target: SafeFolder, reading: Reading) -> pl.DataFrame:
-    """Write the records of files to a file in a folder; return how many there are, by `source`.
+def write_records(target: SafeFolder, reading: Reading, whole: bool = False) -> pl.DataFrame:
+    """Write the records of files to a file in a folder, as `save_records`; return how many, by `source`.
 
     Raises:
         OSError, polars.exceptions.PolarsError: They cannot be written.
     """
     rows = record_rows(reading)
-    save_records(target, rows.drop("source"))
+    save_records(target, rows.drop("source"), whole=whole)
     return rows.group_by("source", maintain_order=True).agg(rows=pl.len().cast(pl.Int64))
 
 
