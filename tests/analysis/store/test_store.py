@@ -228,7 +228,7 @@ def test_several_processes_and_batches_read_the_same_as_one(
     monkeypatch.setattr(worker_processes.pl, "thread_pool_size", lambda: threads)
     monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
     monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 20_000)
-    monkeypatch.setattr(local, "_cores", lambda: 3)
+    monkeypatch.setattr(local, "processors", lambda: 3)
     several = open_run(folder, cached=False)
     assert single.health == several.health
     assert_same(single.digest, several.digest)
@@ -252,7 +252,7 @@ def test_batches_that_child_processes_cannot_read_are_read_by_the_parent(
     whole = open_run(folder, cached=False)
     monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
     monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 20_000)
-    monkeypatch.setattr(local, "_cores", lambda: 2)
+    monkeypatch.setattr(local, "processors", lambda: 2)
     monkeypatch.setattr(worker_processes, "_PROGRAM", program)
     alone = open_run(folder, cached=False)
     assert whole.health == alone.health
