@@ -62,6 +62,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "share it": {
         "collect": "bring a run's files from the disks of many nodes, or object storage, into one folder",
+        "mcp": "let a coding agent ask: a server of the Model Context Protocol",
         "report": "write the run as one HTML file, from the verdict to the single event",
         "plot": "draw the run as figures: PNG, SVG or PDF",
         "export": "write the run as Parquet files, a Perfetto trace or spans of OpenTelemetry",
@@ -82,6 +83,7 @@ _EXTRAS: Final = {
     "analysis": frozenset({"polars", "rich", "scipy", "numpy", "shtab", "zstandard"}),
     "live": frozenset({"textual", "prometheus_client"}),
     "report": frozenset({"perfetto"}),
+    "mcp": frozenset({"mcp", "mcp_types", "anyio"}),
 }
 
 _UNRECOGNIZED: Final = "unrecognized arguments: "  # argparse's message

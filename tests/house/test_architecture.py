@@ -184,7 +184,8 @@ MAY_IMPORT = {
 BELOW = {below for allowed in MAY_IMPORT.values() for below in allowed} | set(MAY_IMPORT)
 MAY_IMPORT["cli"] = BELOW
 MAY_IMPORT["cli.summaries"] = BELOW | {"cli"}
-MAY_IMPORT["cli.commands"] = BELOW | {"cli", "cli.summaries"}
+MAY_IMPORT["mcp"] = BELOW | {"cli"}
+MAY_IMPORT["cli.commands"] = BELOW | {"cli", "cli.summaries", "mcp"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 LONGEST_FILE = 350  # lines

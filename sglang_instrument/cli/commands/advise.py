@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="what was promised for LOGS, and what came of it in AFTER"
     )
+    parser.add_argument("--no-promise", action="store_true", help="do not keep what is promised for --verify")
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
 
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         advice = advise(opened)
-        keep_promises(opened.home, promises_of(advice, name_of_run(opened.folder, opened.run_id)))
+        if not getattr(args, "no_promise", False):
+            keep_promises(opened.home, promises_of(advice, name_of_run(opened.folder, opened.run_id)))
     rows = advice.rows(quote(opened.logs))
     if args.json:
         print_json({"folder": str(opened.folder), **in_json(advice, rows)})

@@ -1,0 +1,67 @@
+"""Cut an answer so that it fits: an agent reads each byte of it, and asks for the rest if it wants more."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from sglang_instrument.analysis.answers.as_json import as_json
+
+#: An answer has fewer bytes than this.
+MOST_BYTES: Final = 4096
+_LONGEST_TEXT: Final = 400  # characters
+_DIGITS: Final = 5
+_STAYS: Final = frozenset({"command", "not_observed"})
+
+
+def fitted(answer: Mapping[str, Any], rest: Mapping[str, Any] | None = None) -> str:
+    """Return an answer as JSON of fewer than `MOST_BYTES` bytes.
+
+    Values that are not known are left out, numbers have five digits, long texts are cut. Then rows at the end
+    of the longest list go, one after the other: `left_out` counts them by key.
+
+    Args:
+        answer: The answer.
+        rest: What to call for rows that were left out, such as {"tool": "table", "name": "findings"}; with
+            `offset`, the number of rows that are in the answer is added to it.
+    """
+    cut = _plain(answer)
+    left_out: dict[str, int] = {}
+    while len(text := _text(cut, left_out, rest)) >= MOST_BYTES:
+        lists = {
+            key: rows for key, rows in cut.items() if isinstance(rows, list) and rows and key not in _STAYS
+        }
+        if not lists:
+            key = max(cut.keys() - _STAYS, key=lambda name: len(orjson.dumps(cut[name])))
+            left_out[key] = 1
+            del cut[key]
+            continue
+        key = max(lists, key=lambda name: len(orjson.dumps(lists[name])))
+        gone = max(1, len(lists[key]) // 8)
+        left_out[key] = left_out.get(key, 0) + gone
+        del lists[key][-gone:]
+    return text
+
+
+def _text(cut: dict[str, Any], left_out: Mapping[str, int], rest: Mapping[str, Any] | None) -> str:
+    more: dict[str, Any] = {"left_out": left_out} if left_out else {}
+    if left_out and rest is not None:
+        more["next"] = dict(rest)
+        if "offset" in rest:
+            shown = next(
+                (len(value) for key, value in cut.items() if key in left_out and isinstance(value, list)), 0
+            )
+            more["next"]["offset"] = rest["offset"] + shown
+    return as_json({**cut, **more}).decode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): plain for key, item in value.items() if (plain := _plain(item)) is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return f"{value[:_LONGEST_TEXT]} ..."
+    return value

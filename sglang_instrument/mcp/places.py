@@ -1,0 +1,102 @@
+"""Know which runs an agent may read: those in the folders named at the start, and nothing beyond a link."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.analysis.reading.folders import is_run_folder
+from sglang_instrument.analysis.run.experiments import experiments_in
+from sglang_instrument.errors import LogError
+from sglang_instrument.plain_text import plain
+
+_MOST_NAMED: Final = 8
+_RUN_ID: Final = re.compile(r"[\w.-]{1,80}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run that may be read.
+
+    Attributes:
+        name: What an agent calls it: the name of its folder.
+        folder: Its folder.
+        root: The folder, named at the start, in which all of it lies.
+    """
+
+    name: str
+    folder: Path
+    root: Path
+
+
+class Places:
+    """The runs below some folders; what is new there is found at each question.
+
+    Args:
+        folders: Folders of one experiment, or of several.
+
+    Raises:
+        LogError: A folder does not exist.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise LogError(f"{folder}: no such folder; name the folder of an experiment, or of several")
+        self.folders = [folder.absolute() for folder in folders]
+
+    def all(self) -> list[Place]:
+        """Return the runs by name; a name that two folders have is the first one's."""
+        places: dict[str, Place] = {}
+        for place in self._each():
+            if _lies_in(place.folder, place.root):
+                places.setdefault(place.name, place)
+        return list(places.values())
+
+    def _each(self) -> Iterator[Place]:
+        for root in self.folders:
+            if is_run_folder(root):
+                yield Place(root.name, root, root)
+            else:
+                yield from (Place(name, root / name, root) for name in experiments_in(root))
+
+    def path_of(self, run: str) -> str:
+        """Return the path that the commands take for a run: NAME, or NAME@RUN for one of its launches.
+
+        Raises:
+            LogError: No run has this name, or a link in it leads out of the folder; the message says what is
+                right.
+        """
+        name, _, run_id = run.partition("@")
+        place = next((place for place in self.all() if place.name == name), None)
+        if place is None:
+            names = [place.name for place in self.all()]
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            known = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none yet"
+            raise LogError(f"no run {plain(name[:100])!r}; the runs are: {known}")
+        if run_id and not _RUN_ID.fullmatch(run_id):
+            raise LogError("a launch is named by its id, as in gsm8k@20261123T0815; `runs` lists them")
+        demand_no_way_out(place)
+        return f"{place.folder}@{run_id}" if run_id else str(place.folder)
+
+
+def demand_no_way_out(place: Place) -> None:
+    """Raise LogError if a link in the folder of a run leads out of the folder named at the start."""
+    waiting = [place.folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink() and not _lies_in(Path(entry.path), place.root):
+                    where = f"{plain(entry.path)} is a link that leads out of {plain(str(place.root))}"
+                    raise LogError(f"{where}: such a run is not read")
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+
+
+def _lies_in(path: Path, root: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # a loop of links
+        return False

@@ -1,0 +1,206 @@
+"""The questions that an agent may ask of runs: each is one or two commands, cut to what fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sglang_instrument.analysis.tables.registry import stored_tables
+from sglang_instrument.errors import InstrumentError
+from sglang_instrument.mcp.command_answers import answer_of, as_typed
+from sglang_instrument.mcp.fitting import fitted
+from sglang_instrument.mcp.places import Places
+from sglang_instrument.mcp.unobserved import unobserved
+from sglang_instrument.mcp.watching import watch_until
+
+_MOST_ROWS: Final = 200
+_MOST_QUERY: Final = 4000  # characters
+_COLUMN: Final = re.compile(r"[A-Za-z_]\w*")
+_Row = dict[str, Any]
+
+
+class Questions:
+    """Answers of runs as JSON texts of fewer than 4,096 bytes.
+
+    Each has the command that shows the same to a person, and what the log does not tell. What did not fit is
+    counted in `left_out`, and `next` says what to call for it.
+
+    Args:
+        places: The runs that may be read.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    def runs(self) -> str:
+        """List the runs: name, begin, steps, the verdict in words."""
+        rows: list[_Row] = []
+        for place in self._places.all():
+            self._places.path_of(place.name)
+            listed = answer_of("runs", [str(place.folder)])["runs"]
+            newest = listed[-1] if listed else {}
+            rows.append({"run": place.name, "launches": len(listed), **_some(newest, _OF_RUN)})
+        commands = [as_typed("runs", [str(folder)]) for folder in self._places.folders]
+        return fitted({"runs": rows, "command": "; ".join(commands)})
+
+    def verdict(self, run: str) -> str:
+        """Say what was out of the ordinary in a whole run, what cost most first, with the evidence."""
+        path = self._places.path_of(run)
+        answer = answer_of("summary", [path])
+        said = {
+            "verdict": answer["verdict"],
+            "findings": [_some(row, _OF_FINDING) for row in answer["findings"]],
+        }
+        rest = {"tool": "table", "run": run, "name": "findings", "offset": 0}
+        return self._told(path, "summary", [path], said, rest)
+
+    def why(self, run: str, step: int, worker: int | None = None) -> str:
+        """Explain one step: its ledger, its workers, its slowest requests, and the findings about it."""
+        path = self._places.path_of(run)
+        at_step = [path, "--step", str(step)]
+        of_worker = [] if worker is None else ["--worker", str(worker)]
+        answer = answer_of("summary", at_step)
+        requests = answer_of("requests", [*at_step, *of_worker, "--limit", "5"])["requests"]
+        workers = [row for row in answer.get("workers") or [] if worker in (None, row["worker"])]
+        said = {
+            "findings": [
+                _some(row, _OF_FINDING) for row in answer["findings"] if row["step"] in (step, None)
+            ],
+            "step_sec_by_part": _by_part((answer.get("ledger") or {}).get("steps") or []),
+            "workers": [_of_worker(row) for row in sorted(workers, key=_busy, reverse=True)[:8]],
+            "slowest_requests": [_some(row, _OF_REQUEST) for row in requests],
+            "engine": answer.get("engine"),
+        }
+        rest = {"tool": "table", "run": run, "name": "requests", "where": f"step = {step}", "offset": 0}
+        return self._told(path, "summary", at_step, said, rest)
+
+    def table(
+        self, run: str, name: str, where: str = "", order_by: str = "", limit: int = 20, offset: int = 0
+    ) -> str:
+        """Return rows of a table that meet a condition in SQL, such as `step = 67 and tool_sec > 1`."""
+        path = self._places.path_of(run)
+        known = (*stored_tables(), "fields")
+        if name not in known:
+            raise InstrumentError(f"no table {name[:60]!r}; the tables are: {', '.join(known)}")
+        if not 0 < limit <= _MOST_ROWS or not 0 <= offset <= 10**12:
+            raise InstrumentError(f"limit must be 1 to {_MOST_ROWS}, and offset not negative")
+        if order_by and not _COLUMN.fullmatch(order_by.removesuffix(" desc").strip()):
+            raise InstrumentError("order_by must be a column, or a column and desc: duration_sec desc")
+        condition = f" where ({where})" if where.strip() else ""
+        order = f" order by {order_by}" if order_by else ""
+        query = f"select * from {name}{condition}{order} limit {limit} offset {offset}"  # noqa: S608 - `sql` holds it
+        rest = {
+            "tool": "table",
+            "run": run,
+            "name": name,
+            "where": where,
+            "order_by": order_by,
+            "offset": offset,
+        }
+        return self._asked(path, query, {key: value for key, value in rest.items() if value != ""})
+
+    def sql(self, run: str, query: str) -> str:
+        """Answer one SELECT in DuckDB's SQL over the run's tables."""
+        return self._asked(
+            self._places.path_of(run), query, {"hint": "limit, group by or name fewer columns"}
+        )
+
+    def _asked(self, path: str, query: str, rest: Mapping[str, Any]) -> str:
+        if len(query) > _MOST_QUERY:
+            raise InstrumentError(f"a query has at most {_MOST_QUERY:,} characters, this one {len(query):,}")
+        rows = answer_of("sql", [path, query])["rows"]
+        return self._told(path, "sql", [path, query], {"rows": rows}, rest)
+
+    def settings(self, run: str) -> str:
+        """Return the settings of trainer and engine that the run recorded."""
+        path = self._places.path_of(run)
+        query = "select * from settings order by all"
+        rows = answer_of("sql", [path, query])["rows"]
+        rest = {"tool": "table", "run": run, "name": "settings", "offset": 0}
+        return self._told(path, "sql", [path, query], {"settings": rows}, rest)
+
+    def watch_until(self, run: str, problem: str = "any", timeout_sec: float = 30.0) -> str:
+        """Wait until a problem of a running run, the end of its step or of the run; call it again after."""
+        path = self._places.path_of(run)
+        state = watch_until(path, problem, timeout_sec)
+        return fitted({**state, "command": as_typed("watch", [path, "--once"])})
+
+    def compare(self, a: str, b: str) -> str:
+        """Compare run B with run A: what differs by more than noise, and which settings do."""
+        paths = [self._places.path_of(a), self._places.path_of(b)]
+        answer = answer_of("compare", paths)
+        said = {key: answer[key] for key in ("metrics", "settings", "paired", "steps_a", "steps_b")}
+        return self._told(paths[1], "compare", paths, said)
+
+    def advise(self, run: str) -> str:
+        """Say which setting to change: from what to what, what it saves a step, what it costs."""
+        path = self._places.path_of(run)
+        answer = answer_of("advise", [path, "--no-promise"])
+        answer.pop("folder")
+        return self._told(path, "advise", [path], answer)
+
+    def _told(
+        self,
+        path: str,
+        command: str,
+        arguments: Sequence[str],
+        said: Mapping[str, Any],
+        rest: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return an answer with its command and what was not observed."""
+        facts = {"command": as_typed(command, arguments), "not_observed": unobserved(path)}
+        return fitted({**said, **facts}, rest)
+
+
+_OF_RUN: Final = (
+    "begun_us",
+    "steps",
+    "workers",
+    "median_step_sec",
+    "slowdown_share",
+    "cause",
+    "verdict",
+    "error",
+)
+_OF_FINDING: Final = (
+    *("cause", "sentence", "step", "worker", "event", "request_id", "server", "lost_sec", "advice"),
+    "evidence",
+)
+_OF_WORKER: Final = (
+    *("worker", "duration_sec", "busy_sec", "unaccounted_sec", "requests", "response_tokens"),
+    *("p50_sec", "max_sec", "straggler_share"),
+)
+_OF_REQUEST: Final = (
+    *("request_id", "worker", "duration_sec", "engine_sec", "tool_sec", "reward_sec", "other_sec"),
+    *("turns", "response_tokens", "finish_reason", "error"),
+)
+
+
+def _by_part(ledger: Sequence[_Row]) -> dict[str, float]:
+    """Return the seconds of the step by part of the ledger, the largest first; parts under 0.1 % go."""
+    parts: dict[str, float] = {}
+    for row in ledger:
+        parts[row["part"]] = parts.get(row["part"], 0.0) + row["sec"]
+    whole = sum(parts.values())
+    return {
+        part: sec for part, sec in sorted(parts.items(), key=_seconds, reverse=True) if sec >= whole / 1000
+    }
+
+
+def _seconds(part: tuple[str, float]) -> float:
+    return part[1]
+
+
+def _busy(worker: _Row) -> float:
+    return float(worker.get("busy_sec") or worker.get("duration_sec") or 0.0)
+
+
+def _of_worker(row: _Row) -> _Row:
+    """Return what tells a worker from the others: its times, its work, and its three largest phases."""
+    largest = sorted((row.get("phases") or {}).items(), key=_seconds, reverse=True)[:3]
+    return {**_some(row, _OF_WORKER), "shares": {phase: share for phase, share in largest if share >= 0.001}}
+
+
+def _some(row: Mapping[str, Any], names: Sequence[str]) -> _Row:
+    return {name: row[name] for name in names if row.get(name) is not None}
