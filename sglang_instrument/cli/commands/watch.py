@@ -161,7 +161,9 @@ def _once(logs: Path, as_json: bool, with_stacks: bool) -> int:
     finally:
         follower.stop()
     if as_json:
-        print_json(plain_values(snapshot))
+        state = plain_values(snapshot)
+        del state["runs"]  # of the page alone
+        print_json(state)
     else:
         _print(snapshot)
     return _HANGS if snapshot.hangs else 0

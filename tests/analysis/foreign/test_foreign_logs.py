@@ -209,7 +209,7 @@ def test_a_dataset_of_a_foreign_log_answers_as_the_log_does(small_logs, datasets
         answers = []
         for path in (small_logs[name], datasets[name]):
             assert main([command[0], str(path), "--json"]) == 0
-            answer = json.loads(capsys.readouterr().out)
+            answer = json.loads(capsys.readouterr().out.replace(str(path), "LOGS"))  # commands name it
             answer.pop("folder")
             answer.get("health", {}).pop("files", None)  # a dataset has one a step and worker
             answers.append(answer)
