@@ -1,10 +1,10 @@
 """Say how to install what an extra needs: by its packages, since our own name may be in no package index."""
 
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.machinery import PathFinder
 from shlex import quote
 from typing import Final
 
@@ -51,5 +51,5 @@ def _is_installed(requirement: str) -> bool:
 
 def _install() -> str:
     python = quote(sys.executable)
-    has_pip = importlib.util.find_spec("pip") is not None
+    has_pip = PathFinder.find_spec("pip") is not None  # setuptools wraps importlib.util's, and warns
     return f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"

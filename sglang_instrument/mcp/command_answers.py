@@ -30,11 +30,11 @@ def answer_of(command: str, arguments: Sequence[str]) -> dict[str, Any]:
     """
     from sglang_instrument.cli.main import main
 
-    printed, told = io.StringIO(), io.StringIO()
-    with _one_at_a_time, redirect_stdout(printed), redirect_stderr(told):
+    printed, messages = io.StringIO(), io.StringIO()
+    with _one_at_a_time, redirect_stdout(printed), redirect_stderr(messages):
         code = main([command, *arguments, "--json"])
     if code not in _BAD or not printed.getvalue().startswith("{"):
-        words = told.getvalue().strip().splitlines() or [f"{command} ended with {code}"]
+        words = messages.getvalue().strip().splitlines() or [f"{command} ended with {code}"]
         raise InstrumentError(words[-1].removeprefix(f"{_NAME}: "))
     answer: dict[str, Any] = orjson.loads(printed.getvalue())
     return answer

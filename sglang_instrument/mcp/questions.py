@@ -10,7 +10,7 @@ from sglang_instrument.analysis.tables.registry import stored_tables
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.mcp.command_answers import answer_of, as_typed
 from sglang_instrument.mcp.fitting import fitted
-from sglang_instrument.mcp.places import Places
+from sglang_instrument.mcp.readable_runs import ReadableRuns
 from sglang_instrument.mcp.unobserved import unobserved
 from sglang_instrument.mcp.watching import watch_until
 
@@ -27,26 +27,26 @@ class Questions:
     counted in `left_out`, and `next` says what to call for it.
 
     Args:
-        places: The runs that may be read.
+        runs: The runs that may be read.
     """
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, runs: ReadableRuns) -> None:
+        self._runs = runs
 
     def runs(self) -> str:
         """List the runs: name, begin, steps, the verdict in words."""
         rows: list[_Row] = []
-        for place in self._places.all():
-            self._places.path_of(place.name)
-            listed = answer_of("runs", [str(place.folder)])["runs"]
+        for readable in self._runs.all():
+            self._runs.path_of(readable.name)
+            listed = answer_of("runs", [str(readable.folder)])["runs"]
             newest = listed[-1] if listed else {}
-            rows.append({"run": place.name, "launches": len(listed), **_some(newest, _OF_RUN)})
-        commands = [as_typed("runs", [str(folder)]) for folder in self._places.folders]
+            rows.append({"run": readable.name, "launches": len(listed), **_some(newest, _OF_RUN)})
+        commands = [as_typed("runs", [str(folder)]) for folder in self._runs.folders]
         return fitted({"runs": rows, "command": "; ".join(commands)})
 
     def verdict(self, run: str) -> str:
         """Say what was out of the ordinary in a whole run, what cost most first, with the evidence."""
-        path = self._places.path_of(run)
+        path = self._runs.path_of(run)
         answer = answer_of("summary", [path])
         said = {
             "verdict": answer["verdict"],
@@ -57,7 +57,7 @@ class Questions:
 
     def why(self, run: str, step: int, worker: int | None = None) -> str:
         """Explain one step: its ledger, its workers, its slowest requests, and the findings about it."""
-        path = self._places.path_of(run)
+        path = self._runs.path_of(run)
         at_step = [path, "--step", str(step)]
         of_worker = [] if worker is None else ["--worker", str(worker)]
         answer = answer_of("summary", at_step)
@@ -79,7 +79,7 @@ class Questions:
         self, run: str, name: str, where: str = "", order_by: str = "", limit: int = 20, offset: int = 0
     ) -> str:
         """Return rows of a table that meet a condition in SQL, such as `step = 67 and tool_sec > 1`."""
-        path = self._places.path_of(run)
+        path = self._runs.path_of(run)
         known = (*stored_tables(), "fields")
         if name not in known:
             raise InstrumentError(f"no table {name[:60]!r}; the tables are: {', '.join(known)}")
@@ -102,9 +102,7 @@ class Questions:
 
     def sql(self, run: str, query: str) -> str:
         """Answer one SELECT in DuckDB's SQL over the run's tables."""
-        return self._asked(
-            self._places.path_of(run), query, {"hint": "limit, group by or name fewer columns"}
-        )
+        return self._asked(self._runs.path_of(run), query, {"hint": "limit, group by or name fewer columns"})
 
     def _asked(self, path: str, query: str, rest: Mapping[str, Any]) -> str:
         if len(query) > _MOST_QUERY:
@@ -114,7 +112,7 @@ class Questions:
 
     def settings(self, run: str) -> str:
         """Return the settings of trainer and engine that the run recorded."""
-        path = self._places.path_of(run)
+        path = self._runs.path_of(run)
         query = "select * from settings order by all"
         rows = answer_of("sql", [path, query])["rows"]
         rest = {"tool": "table", "run": run, "name": "settings", "offset": 0}
@@ -122,20 +120,20 @@ class Questions:
 
     def watch_until(self, run: str, problem: str = "any", timeout_sec: float = 30.0) -> str:
         """Wait until a problem of a running run, the end of its step or of the run; call it again after."""
-        path = self._places.path_of(run)
+        path = self._runs.path_of(run)
         state = watch_until(path, problem, timeout_sec)
         return fitted({**state, "command": as_typed("watch", [path, "--once"])})
 
     def compare(self, a: str, b: str) -> str:
         """Compare run B with run A: what differs by more than noise, and which settings do."""
-        paths = [self._places.path_of(a), self._places.path_of(b)]
+        paths = [self._runs.path_of(a), self._runs.path_of(b)]
         answer = answer_of("compare", paths)
         said = {key: answer[key] for key in ("metrics", "settings", "paired", "steps_a", "steps_b")}
         return self._told(paths[1], "compare", paths, said)
 
     def advise(self, run: str) -> str:
         """Say which setting to change: from what to what, what it saves a step, what it costs."""
-        path = self._places.path_of(run)
+        path = self._runs.path_of(run)
         answer = answer_of("advise", [path, "--no-promise"])
         answer.pop("folder")
         return self._told(path, "advise", [path], answer)

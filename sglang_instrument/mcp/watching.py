@@ -46,8 +46,8 @@ def watch_until(path: str, problem: str, timeout_sec: float) -> dict[str, Any]:
     finally:
         follower.stop()
     state = plain_values(now)
-    kept = ("run_id", "at_us", "step", "problems", "workers", "ended", "waiting")
-    return {"came": came, "waited_for": problem, **{key: state[key] for key in kept if key in state}}
+    keys = ("run_id", "at_us", "step", "problems", "workers", "ended", "waiting")
+    return {"came": came, "waited_for": problem, **{key: state[key] for key in keys if key in state}}
 
 
 def _came(problem: str, first: Snapshot, now: Snapshot) -> bool:

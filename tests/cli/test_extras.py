@@ -61,7 +61,7 @@ def test_a_checkout_that_is_only_on_the_path_is_told_to_install_itself(monkeypat
 
 
 def test_without_pip_the_command_is_that_of_uv(monkeypatch):
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras.PathFinder, "find_spec", lambda name: None)
     assert install_extra("sql").startswith(f"uv pip install --python {sys.executable} ")
 
 

@@ -63,9 +63,11 @@ def test_runs_prints_a_table_and_says_how_to_open_a_run(
     assert main(["runs"]) == 0
     out = capsys.readouterr().out
     assert "engine, step 4 worker 1" in out
-    assert f"`runs {logs}/shared`" in out.replace("\n", "")
+    assert f"`sglang-instrument runs {logs}/shared`" in out.replace("\n", "")
     assert main(["runs", str(logs / "shared")]) == 0
-    assert f"`summary {logs}/shared@synthetic-1`" in capsys.readouterr().out.replace("\n", "")
+    assert f"`sglang-instrument summary {logs}/shared@synthetic-1`" in capsys.readouterr().out.replace(
+        "\n", ""
+    )
 
 
 def test_an_experiment_that_cannot_be_read_does_not_hide_the_others(

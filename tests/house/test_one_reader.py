@@ -31,6 +31,7 @@ DECODED = {
     "live/outside/stacks.py": "the stacks that py-spy prints",
     "live/finished.py": "the questions to that process",
     "live/serving/counters.py": "counters of an earlier follower",
+    "mcp/command_answers.py": "what a command printed with --json",
     "live/terminal/details.py": "the answer of `summary --json`",
 }
 #: What yields text of a log, and the modules that hand it to the reader.

@@ -34,7 +34,7 @@ from sglang_instrument.live import __main__ as live, followed_run
 followed_run._LONGEST_REST_SEC = 0.0
 live._FINISH_SEC, live._LOCK_SEC = {ENDS_SEC}, {lock_sec}
 if not {yields}:
-    live.yield_to_training = lambda: None
+    live.yield_to_training = lambda priority: None
 sys.exit(live.main())
 """
 

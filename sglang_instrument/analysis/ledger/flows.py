@@ -14,14 +14,12 @@ _CONSTANT: Final = 3.0
 def flows_of(workers: Digest) -> bool:
     """Return whether requests flow, each counted to the step whose weights it began with.
 
-    Then a step is no batch that workers begin together: no span of a worker says that it was called for one,
-    or most of its steps begin before its last one ended.
+    Then a step is no batch that workers begin together: most of a worker's steps begin before its last one
+    ended.
 
     Args:
         workers: The rows of the rollout workers.
     """
-    if workers.path.filter(pl.col("phase") == "step").is_empty():
-        return True
     steps = workers.steps.filter(~pl.col("validate"))
     key = ["launch", "worker"]
     steps = steps.group_by(*key, "step").agg(pl.col("start_us").min(), pl.col("end_us").max())

@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.folders:
         raise InstrumentError("mcp needs FOLDER, a folder of experiments or of one: only its runs are read")
-    from sglang_instrument.mcp.places import Places
     from sglang_instrument.mcp.questions import Questions
+    from sglang_instrument.mcp.readable_runs import ReadableRuns
     from sglang_instrument.mcp.server import server_of
 
-    server_of(Questions(Places(args.folders))).run("stdio")
+    server_of(Questions(ReadableRuns(args.folders))).run("stdio")
     return 0

@@ -95,7 +95,7 @@ def test_summary_shows_those_that_matter_for_speed(runs, capsys):
     main(["summary", str(runs[0])])
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("settings:")]
     shown = "tp 2, memory share 0.88, scheduling fcfs, samples a prompt 8, response limit 1024"
-    assert line.startswith(f"settings: {shown}; `sql ")
+    assert line.startswith(f"settings: {shown}; `sglang-instrument sql {runs[0]} ")
 
 
 def test_sql_has_them_as_text_and_as_numbers(runs, capsys):

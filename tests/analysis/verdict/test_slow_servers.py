@@ -68,7 +68,7 @@ def test_healthy_servers_are_not_named(seed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "cause"), [("engine: slow decode", "slow-server"), ("worker: slow tools", "tool")]
+    ("name", "cause"), [("engine: slow decode", "engine"), ("worker: slow tools", "tool")]
 )
 def test_one_of_two_workers_that_is_always_slow_is_named(name, cause, tmp_path):
     shape = small_shape(OWN, 1)

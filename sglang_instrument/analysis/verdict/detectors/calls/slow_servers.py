@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import polars as pl
@@ -62,9 +61,9 @@ def find_slow_servers(evidence: Evidence) -> Findings:
 
     The physical fact: the same work, a token at that load, a prefill, a call's way, took longer at this
     server than at the others in the same step. A queue follows from these, and is named where none is.
-    The worker is named beside the server if it alone calls that server, and no other.
+    Of a worker that has a server of its own, `engine` says why, with what its queue and cache tell.
     """
-    calls = server_parts(evidence)
+    calls = _routed(server_parts(evidence))
     if calls.is_empty():
         return
     cells = {part: server_cells(calls, part) for part in PARTS}
@@ -75,6 +74,11 @@ def find_slow_servers(evidence: Evidence) -> Findings:
             part: table.filter(server=server) for part, table in slow.items() if not table.is_empty()
         }
         yield from _of_server(evidence, calls, cells, {p: t for p, t in of_server.items() if len(t)}, server)
+
+
+def _routed(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of workers that use several servers."""
+    return calls if calls.is_empty() else calls.filter(pl.col("server").n_unique().over("worker") > 1)
 
 
 def _of_server(
@@ -103,9 +107,6 @@ def _of_server(
     if lost.is_empty():
         return
     of_part = cells[part].filter(server=server)
-    callers = mine["worker"].unique().to_list()
-    others = calls.filter(pl.col("worker").is_in(callers), pl.col("server") != server)
-    worker = int(callers[0]) if len(callers) == 1 and others.is_empty() else None
     several = len(lost) > 1 and len(slow[part]) > _MOST * len(of_part)
     for number, row in enumerate(lost.sort("lost_sec", descending=True).iter_rows(named=True)):
         if several and number:
@@ -113,7 +114,6 @@ def _of_server(
         here = slow[part] if several else slow[part].filter(step=row["step"], validate=row["validate"])
         lost_sec = float(lost["lost_sec"].mean()) if several else row["lost_sec"]  # type: ignore[arg-type]
         finding = _finding(server, part, here, of_part, row, lost_sec, len(lost) if several else 0)
-        finding = replace(finding, worker=worker)
         in_step = (
             rows if several else rows.join(pl.DataFrame([{k: row[k] for k in STEP}]), on=STEP, how="semi")
         )

@@ -17,7 +17,7 @@ _RUN_ID: Final = re.compile(r"[\w.-]{1,80}")
 
 
 @dataclass(frozen=True)
-class Place:
+class ReadableRun:
     """A run that may be read.
 
     Attributes:
@@ -31,7 +31,7 @@ class Place:
     root: Path
 
 
-class Places:
+class ReadableRuns:
     """The runs below some folders; what is new there is found at each question.
 
     Args:
@@ -47,20 +47,20 @@ class Places:
                 raise LogError(f"{folder}: no such folder; name the folder of an experiment, or of several")
         self.folders = [folder.absolute() for folder in folders]
 
-    def all(self) -> list[Place]:
+    def all(self) -> list[ReadableRun]:
         """Return the runs by name; a name that two folders have is the first one's."""
-        places: dict[str, Place] = {}
-        for place in self._each():
-            if _lies_in(place.folder, place.root):
-                places.setdefault(place.name, place)
-        return list(places.values())
+        runs: dict[str, ReadableRun] = {}
+        for readable in self._each():
+            if _lies_in(readable.folder, readable.root):
+                runs.setdefault(readable.name, readable)
+        return list(runs.values())
 
-    def _each(self) -> Iterator[Place]:
+    def _each(self) -> Iterator[ReadableRun]:
         for root in self.folders:
             if is_run_folder(root):
-                yield Place(root.name, root, root)
+                yield ReadableRun(root.name, root, root)
             else:
-                yield from (Place(name, root / name, root) for name in experiments_in(root))
+                yield from (ReadableRun(name, root / name, root) for name in experiments_in(root))
 
     def path_of(self, run: str) -> str:
         """Return the path that the commands take for a run: NAME, or NAME@RUN for one of its launches.
@@ -70,26 +70,26 @@ class Places:
                 right.
         """
         name, _, run_id = run.partition("@")
-        place = next((place for place in self.all() if place.name == name), None)
-        if place is None:
-            names = [place.name for place in self.all()]
+        readable = next((readable for readable in self.all() if readable.name == name), None)
+        if readable is None:
+            names = [readable.name for readable in self.all()]
             more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
             known = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none yet"
             raise LogError(f"no run {plain(name[:100])!r}; the runs are: {known}")
         if run_id and not _RUN_ID.fullmatch(run_id):
             raise LogError("a launch is named by its id, as in gsm8k@20261123T0815; `runs` lists them")
-        demand_no_way_out(place)
-        return f"{place.folder}@{run_id}" if run_id else str(place.folder)
+        demand_no_way_out(readable)
+        return f"{readable.folder}@{run_id}" if run_id else str(readable.folder)
 
 
-def demand_no_way_out(place: Place) -> None:
+def demand_no_way_out(readable: ReadableRun) -> None:
     """Raise LogError if a link in the folder of a run leads out of the folder named at the start."""
-    waiting = [place.folder]
+    waiting = [readable.folder]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
             for entry in entries:
-                if entry.is_symlink() and not _lies_in(Path(entry.path), place.root):
-                    where = f"{plain(entry.path)} is a link that leads out of {plain(str(place.root))}"
+                if entry.is_symlink() and not _lies_in(Path(entry.path), readable.root):
+                    where = f"{plain(entry.path)} is a link that leads out of {plain(str(readable.root))}"
                     raise LogError(f"{where}: such a run is not read")
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(Path(entry.path))
