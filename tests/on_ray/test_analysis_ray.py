@@ -30,7 +30,7 @@ QUESTIONS = (
     *("requests", "requests --engine", "requests --cdf", "requests --request FIRST", "workers"),
     *("workers --step 2", "turns", "turns --tools", "lengths", "gaps", "check", "compare"),
     *("staleness --groups", "waste", "servers", "servers --step 2", "weights", "loop"),
-    *("whatif --max-tokens 600", "whatif --scale tool_execution=0.5"),
+    *("whatif --max-tokens 600", "whatif --scale tool_execution=0.5", "advise --no-promise"),
 )
 #: Questions whose answers are files.
 DRAWN = ("report -o out/report.html", "plot -o out/figures")
@@ -325,4 +325,6 @@ def answers_as_collected(address, start_script, here, run):
             said.replace(str(here), run),
             files,
         ]
-        assert on_ray[question] == wanted, question
+        code, printed, *rest = on_ray[question]
+        unquoted = printed.replace(f"'{run}'", run)  # in commands to paste
+        assert [code, unquoted, *rest] == wanted, question

@@ -61,7 +61,7 @@ def _only_ended(digest: Digest) -> Digest:
 
 
 def less_time(calls: pl.DataFrame, explained: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return calls with less `sec`.
+    """Return calls with less `sec`, and with `whole_sec`, what they took: a finding names that.
 
     Args:
         calls: As `calls_of` returns them, or some of them.
@@ -71,7 +71,8 @@ def less_time(calls: pl.DataFrame, explained: Sequence[pl.DataFrame]) -> pl.Data
     sums = pl.concat(parts).group_by("row", maintain_order=True).agg(pl.col("excess_sec").sum())
     joined = calls.drop("excess_sec", strict=False).join(sums, on="row", how="left", maintain_order="left")
     rest = pl.col("sec") - pl.col("excess_sec").fill_null(0.0)
-    return joined.with_columns(sec=rest).drop("excess_sec")
+    whole = pl.col("whole_sec" if "whole_sec" in calls.columns else "sec")
+    return joined.with_columns(whole_sec=whole, sec=rest).drop("excess_sec")
 
 
 def _engine(digest: Digest) -> pl.DataFrame:

@@ -157,14 +157,14 @@ def _finding(kind: str, calls: pl.DataFrame, total: int, lost_sec: float, shared
         "calls": len(calls),
         "of": total,
         "excess_sec": float(calls["excess_sec"].sum()),
-        "longest_sec": longest["sec"],
+        "longest_sec": longest.get("whole_sec", longest["sec"]),
         "usual_sec": longest["usual_sec"],
         "requests": calls["request_id"].unique().sort().to_list()[:20],
     }
     cost = f"{seconds(lost_sec)} lost" if lost_sec > 0.05 else "other requests took even longer"
     if len(calls) == 1:
         sentence = (
-            f"{where(place)}: one of {total} {_CALLS[kind]} took {seconds(longest['sec'])}, where "
+            f"{where(place)}: one of {total} {_CALLS[kind]} took {seconds(numbers['longest_sec'])}, where "
             f"{seconds(longest['usual_sec'])} are usual (request {longest['request_id']}); {cost}"
         )
         return Finding(
