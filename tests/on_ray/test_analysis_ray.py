@@ -298,7 +298,7 @@ def in_pieces(start_script, here, on_nodes, address, times=2):
             code, printed, said, _ = expected[question]
             assert "judged in 4 parts" in printed
             wanted = [code, printed.replace(str(here), str(on_nodes)), said.replace(str(here), str(on_nodes))]
-            assert on_ray[question][:3] == wanted, question
+            assert unquoted(on_ray[question], on_nodes)[:3] == wanted, question
 
 
 def spread(folder, disks, run):
@@ -308,6 +308,12 @@ def spread(folder, disks, run):
             target = disks / disk / run / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
+
+
+def unquoted(answer, run):
+    """Return an answer with the run as it was typed: in commands to paste, quotes keep its $ from the shell."""
+    code, printed, *rest = answer
+    return [code, printed.replace(f"'{run}'", str(run)), *rest]
 
 
 def answers_as_collected(address, start_script, here, run):
@@ -325,6 +331,4 @@ def answers_as_collected(address, start_script, here, run):
             said.replace(str(here), run),
             files,
         ]
-        code, printed, *rest = on_ray[question]
-        unquoted = printed.replace(f"'{run}'", run)  # in commands to paste
-        assert [code, unquoted, *rest] == wanted, question
+        assert unquoted(on_ray[question], run) == wanted, question
