@@ -311,7 +311,7 @@ def spread(folder, disks, run):
 
 
 def unquoted(answer, run):
-    """Return an answer with the run as it was typed: in commands to paste, quotes keep its $ from the shell."""
+    """Return an answer with the run as it was typed: in commands, quotes keep its $ from the shell."""
     code, printed, *rest = answer
     return [code, printed.replace(f"'{run}'", str(run)), *rest]
 
