@@ -14,7 +14,7 @@ _DIGITS: Final = 5
 _STAYS: Final = frozenset({"command", "not_observed"})
 
 
-def fitted(answer: Mapping[str, Any], rest: Mapping[str, Any] | None = None) -> str:
+def fitted(answer: Mapping[str, Any], rest: Mapping[str, Any] | None = None, has_more: bool = False) -> str:
     """Return an answer as JSON of fewer than `MOST_BYTES` bytes.
 
     Values that are not known are left out, numbers have five digits, long texts are cut. Then rows at the end
@@ -24,10 +24,11 @@ def fitted(answer: Mapping[str, Any], rest: Mapping[str, Any] | None = None) -> 
         answer: The answer.
         rest: What to call for rows that were left out, such as {"tool": "table", "name": "findings"}; with
             `offset`, the number of rows that are in the answer is added to it.
+        has_more: Whether there are rows beyond those of the answer.
     """
     cut = _plain(answer)
     left_out: dict[str, int] = {}
-    while len(text := _text(cut, left_out, rest)) >= MOST_BYTES:
+    while len(text := _text(cut, left_out, rest, has_more)) >= MOST_BYTES:
         lists = {
             key: rows for key, rows in cut.items() if isinstance(rows, list) and rows and key not in _STAYS
         }
@@ -43,15 +44,15 @@ def fitted(answer: Mapping[str, Any], rest: Mapping[str, Any] | None = None) -> 
     return text
 
 
-def _text(cut: dict[str, Any], left_out: Mapping[str, int], rest: Mapping[str, Any] | None) -> str:
+def _text(
+    cut: dict[str, Any], left_out: Mapping[str, int], rest: Mapping[str, Any] | None, has_more: bool
+) -> str:
     more: dict[str, Any] = {"left_out": left_out} if left_out else {}
-    if left_out and rest is not None:
+    if (left_out or has_more) and rest is not None:
         more["next"] = dict(rest)
         if "offset" in rest:
-            shown = next(
-                (len(value) for key, value in cut.items() if key in left_out and isinstance(value, list)), 0
-            )
-            more["next"]["offset"] = rest["offset"] + shown
+            lists = (rows for key, rows in cut.items() if isinstance(rows, list) and key not in _STAYS)
+            more["next"]["offset"] = rest["offset"] + len(next(lists, []))
     return as_json({**cut, **more}).decode()
 
 

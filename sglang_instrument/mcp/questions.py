@@ -17,6 +17,7 @@ from sglang_instrument.mcp.watching import watch_until
 _MOST_ROWS: Final = 200
 _MOST_QUERY: Final = 4000  # characters
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*")
+_LEAST_SHARE: Final = 0.001
 _Row = dict[str, Any]
 
 
@@ -35,23 +36,23 @@ class Questions:
 
     def runs(self) -> str:
         """List the runs: name, begin, steps, the verdict in words."""
-        rows: list[_Row] = []
-        for readable in self._runs.all():
-            self._runs.path_of(readable.name)
-            listed = answer_of("runs", [str(readable.folder)])["runs"]
-            newest = listed[-1] if listed else {}
-            rows.append({"run": readable.name, "launches": len(listed), **_some(newest, _OF_RUN)})
+        rows = [self._row(readable.name) for readable in self._runs.all()]
         commands = [as_typed("runs", [str(folder)]) for folder in self._runs.folders]
         return fitted({"runs": rows, "command": "; ".join(commands)})
+
+    def _row(self, name: str) -> _Row:
+        """Return the newest launch of a run; of a run that cannot be read, why."""
+        try:
+            launches = answer_of("runs", [self._runs.path_of(name)])["runs"]
+        except InstrumentError as error:
+            return {"run": name, "error": str(error)}
+        return {"run": name, "launches": len(launches), **(launches[-1] if launches else {})}
 
     def verdict(self, run: str) -> str:
         """Say what was out of the ordinary in a whole run, what cost most first, with the evidence."""
         path = self._runs.path_of(run)
         answer = answer_of("summary", [path])
-        said = {
-            "verdict": answer["verdict"],
-            "findings": [_some(row, _OF_FINDING) for row in answer["findings"]],
-        }
+        said = {"verdict": answer["verdict"], "findings": answer["findings"]}
         rest = {"tool": "table", "run": run, "name": "findings", "offset": 0}
         return self._told(path, "summary", [path], said, rest)
 
@@ -64,12 +65,10 @@ class Questions:
         requests = answer_of("requests", [*at_step, *of_worker, "--limit", "5"])["requests"]
         workers = [row for row in answer.get("workers") or [] if worker in (None, row["worker"])]
         said = {
-            "findings": [
-                _some(row, _OF_FINDING) for row in answer["findings"] if row["step"] in (step, None)
-            ],
+            "findings": [row for row in answer["findings"] if row["step"] in (step, None)],
             "step_sec_by_part": _by_part((answer.get("ledger") or {}).get("steps") or []),
             "workers": [_of_worker(row) for row in sorted(workers, key=_busy, reverse=True)[:8]],
-            "slowest_requests": [_some(row, _OF_REQUEST) for row in requests],
+            "slowest_requests": requests,
             "engine": answer.get("engine"),
         }
         rest = {"tool": "table", "run": run, "name": "requests", "where": f"step = {step}", "offset": 0}
@@ -89,7 +88,8 @@ class Questions:
             raise InstrumentError("order_by must be a column, or a column and desc: duration_sec desc")
         condition = f" where ({where})" if where.strip() else ""
         order = f" order by {order_by}" if order_by else ""
-        query = f"select * from {name}{condition}{order} limit {limit} offset {offset}"  # noqa: S608 - `sql` holds it
+        # With one row more than asked for, to know whether there are more. `sql` holds the query.
+        query = f"select * from {name}{condition}{order} limit {limit + 1} offset {offset}"  # noqa: S608
         rest = {
             "tool": "table",
             "run": run,
@@ -98,25 +98,23 @@ class Questions:
             "order_by": order_by,
             "offset": offset,
         }
-        return self._asked(path, query, {key: value for key, value in rest.items() if value != ""})
+        return self._asked(path, query, {key: value for key, value in rest.items() if value != ""}, limit)
 
     def sql(self, run: str, query: str) -> str:
         """Answer one SELECT in DuckDB's SQL over the run's tables."""
         return self._asked(self._runs.path_of(run), query, {"hint": "limit, group by or name fewer columns"})
 
-    def _asked(self, path: str, query: str, rest: Mapping[str, Any]) -> str:
+    def _asked(self, path: str, query: str, rest: Mapping[str, Any], limit: int | None = None) -> str:
         if len(query) > _MOST_QUERY:
             raise InstrumentError(f"a query has at most {_MOST_QUERY:,} characters, this one {len(query):,}")
         rows = answer_of("sql", [path, query])["rows"]
-        return self._told(path, "sql", [path, query], {"rows": rows}, rest)
+        has_more = limit is not None and len(rows) > limit
+        return self._told(path, "sql", [path, query], {"rows": rows[:limit]}, rest, has_more)
 
     def settings(self, run: str) -> str:
         """Return the settings of trainer and engine that the run recorded."""
-        path = self._runs.path_of(run)
-        query = "select * from settings order by all"
-        rows = answer_of("sql", [path, query])["rows"]
-        rest = {"tool": "table", "run": run, "name": "settings", "offset": 0}
-        return self._told(path, "sql", [path, query], {"settings": rows}, rest)
+        rest = {"tool": "table", "run": run, "name": "settings", "order_by": "all", "offset": 0}
+        return self._asked(self._runs.path_of(run), "select * from settings order by all", rest)
 
     def watch_until(self, run: str, problem: str = "any", timeout_sec: float = 30.0) -> str:
         """Wait until a problem of a running run, the end of its step or of the run; call it again after."""
@@ -127,16 +125,12 @@ class Questions:
     def compare(self, a: str, b: str) -> str:
         """Compare run B with run A: what differs by more than noise, and which settings do."""
         paths = [self._runs.path_of(a), self._runs.path_of(b)]
-        answer = answer_of("compare", paths)
-        said = {key: answer[key] for key in ("metrics", "settings", "paired", "steps_a", "steps_b")}
-        return self._told(paths[1], "compare", paths, said)
+        return self._told(paths[1], "compare", paths, answer_of("compare", paths))
 
     def advise(self, run: str) -> str:
         """Say which setting to change: from what to what, what it saves a step, what it costs."""
         path = self._runs.path_of(run)
-        answer = answer_of("advise", [path, "--no-promise"])
-        answer.pop("folder")
-        return self._told(path, "advise", [path], answer)
+        return self._told(path, "advise", [path], answer_of("advise", [path, "--no-promise"]))
 
     def _told(
         self,
@@ -145,44 +139,23 @@ class Questions:
         arguments: Sequence[str],
         said: Mapping[str, Any],
         rest: Mapping[str, Any] | None = None,
+        has_more: bool = False,
     ) -> str:
         """Return an answer with its command and what was not observed."""
         facts = {"command": as_typed(command, arguments), "not_observed": unobserved(path)}
-        return fitted({**said, **facts}, rest)
-
-
-_OF_RUN: Final = (
-    "begun_us",
-    "steps",
-    "workers",
-    "median_step_sec",
-    "slowdown_share",
-    "cause",
-    "verdict",
-    "error",
-)
-_OF_FINDING: Final = (
-    *("cause", "sentence", "step", "worker", "event", "request_id", "server", "lost_sec", "advice"),
-    "evidence",
-)
-_OF_WORKER: Final = (
-    *("worker", "duration_sec", "busy_sec", "unaccounted_sec", "requests", "response_tokens"),
-    *("p50_sec", "max_sec", "straggler_share"),
-)
-_OF_REQUEST: Final = (
-    *("request_id", "worker", "duration_sec", "engine_sec", "tool_sec", "reward_sec", "other_sec"),
-    *("turns", "response_tokens", "finish_reason", "error"),
-)
+        return fitted({**said, **facts}, rest, has_more)
 
 
 def _by_part(ledger: Sequence[_Row]) -> dict[str, float]:
-    """Return the seconds of the step by part of the ledger, the largest first; parts under 0.1 % go."""
+    """Return the seconds of the step by part of the ledger, the largest first; those under 0.1 % go."""
     parts: dict[str, float] = {}
     for row in ledger:
         parts[row["part"]] = parts.get(row["part"], 0.0) + row["sec"]
     whole = sum(parts.values())
     return {
-        part: sec for part, sec in sorted(parts.items(), key=_seconds, reverse=True) if sec >= whole / 1000
+        part: sec
+        for part, sec in sorted(parts.items(), key=_seconds, reverse=True)
+        if sec >= _LEAST_SHARE * whole
     }
 
 
@@ -195,10 +168,6 @@ def _busy(worker: _Row) -> float:
 
 
 def _of_worker(row: _Row) -> _Row:
-    """Return what tells a worker from the others: its times, its work, and its three largest phases."""
-    largest = sorted((row.get("phases") or {}).items(), key=_seconds, reverse=True)[:3]
-    return {**_some(row, _OF_WORKER), "shares": {phase: share for phase, share in largest if share >= 0.001}}
-
-
-def _some(row: Mapping[str, Any], names: Sequence[str]) -> _Row:
-    return {name: row[name] for name in names if row.get(name) is not None}
+    """Return a worker's row, of its phases those that have 0.1 % of its time, the largest first."""
+    phases = sorted((row.get("phases") or {}).items(), key=_seconds, reverse=True)
+    return {**row, "phases": {phase: share for phase, share in phases if share >= _LEAST_SHARE}}

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -83,16 +84,28 @@ class ReadableRuns:
 
 
 def demand_no_way_out(readable: ReadableRun) -> None:
-    """Raise LogError if a link in the folder of a run leads out of the folder named at the start."""
+    """Raise LogError if a link in the folder of a run leads out of the folder named at the start.
+
+    Of a run that goes on, or is pruned meanwhile, folders may vanish.
+    """
     waiting = [readable.folder]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
+        with suppress(FileNotFoundError), _entries(waiting.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink() and not _lies_in(Path(entry.path), readable.root):
                     where = f"{plain(entry.path)} is a link that leads out of {plain(str(readable.root))}"
                     raise LogError(f"{where}: such a run is not read")
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(Path(entry.path))
+
+
+@contextmanager
+def _entries(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield entries
+    except PermissionError as error:
+        raise LogError(f"{plain(str(folder))} may not be listed: {error.strerror}") from None
 
 
 def _lies_in(path: Path, root: Path) -> bool:

@@ -45,9 +45,7 @@ def watch_until(path: str, problem: str, timeout_sec: float) -> dict[str, Any]:
             now = follower.snapshot()
     finally:
         follower.stop()
-    state = plain_values(now)
-    keys = ("run_id", "at_us", "step", "problems", "workers", "ended", "waiting")
-    return {"came": came, "waited_for": problem, **{key: state[key] for key in keys if key in state}}
+    return {"came": came, "waited_for": problem, **plain_values(now)}
 
 
 def _came(problem: str, first: Snapshot, now: Snapshot) -> bool:

@@ -21,8 +21,9 @@ def coverage_of(table: PatchTable, sites: Iterable[Site]) -> str:
     expected = [site for site in sites if site.expected and not site.region.settings]
     if not (expected and _is_here(table)):
         return ""
-    never = [variable for site in expected if (variable := variable_against(site.region)) is not None]
-    expected = [site for site in expected if variable_against(site.region) is None]
+    against = [variable_against(site.region) for site in expected]
+    never = [variable for variable in against if variable is not None]
+    expected = [site for site, variable in zip(expected, against, strict=True) if variable is None]
     events = {site.region.event for site in expected}
     lost = {site.region.event for site in expected if site.state not in ("found", "pending")}
     missing = f", {len(lost)} missing (status() names them)" if lost else ""

@@ -52,7 +52,7 @@ class TrackerRows:
 
     def left(self, known: Callable[[int], object]) -> int:
         """Return how many steps are known and wait for a row."""
-        return sum(bool(known(step)) for step in self._waiting)
+        return sum(bool(known(step)) for step in list(self._waiting))  # another thread may log meanwhile
 
     def define(self, backends: Mapping[str, Any]) -> None:
         """Tell each tracker once that our numbers are drawn over their own step."""

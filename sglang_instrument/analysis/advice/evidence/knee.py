@@ -1,9 +1,11 @@
 """Find the knee of a curve of caps: behind it, each second saved costs more responses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sglang_instrument.analysis.advice.evidence.curves import CapPoint
+from sglang_instrument.analysis.advice.evidence.grounds import Grounds
+from sglang_instrument.analysis.advice.evidence.lever import ProposedChange
 
 #: The most responses that a proposed cap may cut.
 MOST_CUT: Final = 0.05
@@ -27,3 +29,32 @@ def knee_of(points: Sequence[CapPoint], most_cut: float = MOST_CUT) -> CapPoint 
     most_sec = max(point.saves_sec for point in allowed)
     widest = max(point.cut_share for point in allowed) or 1.0
     return max(allowed, key=lambda point: point.saves_sec / most_sec - point.cut_share / widest)
+
+
+def caps_at_knee(
+    grounds: Grounds, points: Sequence[CapPoint], name: str, replayed: str, command: str
+) -> Iterator[ProposedChange]:
+    """Yield the cap at the knee of a curve; none where no cap saves anything.
+
+    Args:
+        grounds: What the run tells.
+        points: Of the curve.
+        name: Of the setting.
+        replayed: What the requests were replayed under: "each of the caps".
+        command: Which shows the curve.
+    """
+    point = knee_of(points)
+    if point is None:
+        return
+    setting = grounds.setting(name)
+    yield ProposedChange(
+        setting.name,
+        setting.value,
+        point.cap,
+        costs=point.costs(),
+        rests_on=f"a replay of {grounds.playback.requests:,} requests under {replayed}",
+        command=command,
+        change=point.change,
+        per_step=point.per_step,
+        not_recorded=setting.not_recorded,
+    )
