@@ -13,7 +13,7 @@ from sglang_instrument.analysis.reading.folders import is_part
 from sglang_instrument.errors import LogError
 from sglang_instrument.live.busy import ThreadWork
 from sglang_instrument.live.followed_run import FollowedRun, wall_us
-from sglang_instrument.live.outside.runs_beside import RunBeside, runs_beside
+from sglang_instrument.live.outside.runs_beside import RunBeside, last_written, runs_beside
 from sglang_instrument.live.state import Problem, Snapshot
 from sglang_instrument.plain_text import plain
 
@@ -21,7 +21,6 @@ _ROUND_SEC: Final = 0.5
 _PAUSES: Final = 4  # times what a round costs
 _LONGEST_SEC: Final = 1.5
 _FIND_EVERY_SEC: Final = 5.0  # whether a newer run began beside this one
-_LOOKED_AT: Final = 4  # folders of a run, those of the highest steps
 _SECOND_LOOK_SEC: Final = 1.0  # at silent processes, by the only look at a run
 _HANGS_SEC: Final = 5.0  # a disk that takes longer for one file hangs
 
@@ -230,9 +229,7 @@ def newest_run(logs: Path) -> Path | None:
 def _changed(run: Path) -> float:
     """Return when a file was added to a run, about; 0 if the folder is none."""
     try:
-        parts = [name for name in os.listdir(run) if is_part(name)]  # noqa: PTH208 - only the names
-        newest = sorted(parts, key=lambda name: int(name.rpartition("_")[2] or 0) if "_" in name else 0)
-        return max((run.joinpath(name).stat().st_mtime for name in newest[-_LOOKED_AT:]), default=0.0)
+        return last_written(run, list(filter(is_part, os.listdir(run))))  # noqa: PTH208 - only the names
     except OSError:
         return 0.0
 

@@ -29,10 +29,10 @@ class Advised:
     """A lever that is told.
 
     Attributes:
-        lever: It.
-        proposal: What it proposes.
-        saving: What it saves a step; None for a named lever.
-        share: The share of the step that it saves, or that the present setting of a named one cost.
+        lever: The lever.
+        proposal: What the lever proposes.
+        saving: What the change saves a step; None for a named lever.
+        share: The share of the step that the change saves, or that the present setting of a named lever cost.
     """
 
     lever: Lever
@@ -41,7 +41,7 @@ class Advised:
     share: float
 
     def row(self, logs: str) -> dict[str, Any]:
-        """Return it as a row of the table of levers.
+        """Return the lever as a row of the table of levers.
 
         Args:
             logs: The run, for the command.

@@ -12,9 +12,10 @@ from typing import Any, Final
 from sglang_instrument.analysis.advice.advise import Advice
 from sglang_instrument.analysis.settings.recorded import Value
 from sglang_instrument.analysis.store.homes import homes
+from sglang_instrument.regular_files import open_regular
 
 _FILE: Final = "promises.jsonl"
-_MOST_BYTES: Final = 4 * 1024 * 1024  # of promises that are read
+_MOST_BYTES: Final = 4 * 1024 * 1024  # of promises that are read, the newest
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,21 @@ def read_promises(home: Path, run: str) -> list[Promise]:
     """
     promises = []
     for folder in homes(home):
-        if not folder.has_file(_FILE):
-            continue
-        with folder.changing(_FILE) as file:
-            text = file.read(_MOST_BYTES)
-        for line in text.splitlines():
+        for line in _newest_lines(folder.path / _FILE) if folder.has_file(_FILE) else ():
             promise = _promise(line)
             if promise is not None and promise.run == run:
                 promises.append(promise)
     return sorted(promises, key=lambda promise: promise.made_us)
+
+
+def _newest_lines(path: Path) -> list[bytes]:
+    """Return the last lines of a file that may not be written; none of one that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_BYTES))
+            return file.read().splitlines()
+    except OSError:
+        return []
 
 
 def _promise(line: bytes) -> Promise | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,9 +56,22 @@ def _run_in(folder: Path, is_followed: bool) -> RunBeside | None:
     if not parts and not is_followed:
         return None
     steps = [int(name[5:]) for name in parts if name.startswith("step_") and name[5:].isdecimal()]
+    written_us = int(last_written(folder, parts) * 1e6)
+    return RunBeside(folder.name, max(steps, default=None), written_us, is_followed)
+
+
+def last_written(folder: Path, parts: Sequence[str]) -> float:
+    """Return when a file was added to a run, about, in seconds since the Unix epoch; 0 without parts.
+
+    Args:
+        folder: The run's folder.
+        parts: The names of its folders of steps and engines.
+
+    Raises:
+        OSError: A folder vanished, or may not be looked at.
+    """
     newest = sorted(parts, key=_number)[-_LOOKED_AT:]
-    times = [folder.joinpath(name).stat().st_mtime for name in newest]
-    return RunBeside(folder.name, max(steps, default=None), int(max(times, default=0.0) * 1e6), is_followed)
+    return max((folder.joinpath(name).stat().st_mtime for name in newest), default=0.0)
 
 
 def _number(part: str) -> int:
