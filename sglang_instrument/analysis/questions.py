@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from sglang_instrument import __version__
+from sglang_instrument.analysis.advice.findings import findings_with_changes
 from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
@@ -155,9 +156,10 @@ class NotebookRun(Run):
     def findings(self) -> list[Finding]:
         """All that was out of the ordinary: hangs and deaths first, then by the time lost.
 
-        `lost_sec` of a finding is in seconds; `run.table("findings")` has them as a frame.
+        `lost_sec` of a finding is in seconds; `change` is the change of a setting that answers it, if
+        `advise` proposes one. `run.table("findings")` has them as a frame, without changes.
         """
-        return self._judged.findings
+        return self._findings
 
     def _rows(self, table: str, step: int | None, worker: int | None, validate: bool) -> pl.DataFrame:
         demand_step(self, step, worker, validate)
@@ -263,6 +265,10 @@ class NotebookRun(Run):
     @cached_property
     def _judged(self) -> Verdict:
         return judge(self)
+
+    @cached_property
+    def _findings(self) -> list[Finding]:
+        return findings_with_changes(self, self._judged)
 
     @cached_property
     def _card(self) -> dict[str, str]:

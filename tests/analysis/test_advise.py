@@ -8,8 +8,11 @@ import pytest
 from set_worlds import changed, play_set, step_sec, well_set_world, wrong_world
 
 from sglang_instrument.analysis import advise, cap_table, open_run
+from sglang_instrument.analysis.advice.advise import Advice
 from sglang_instrument.analysis.advice.evidence.cliffs import cliffs_in
+from sglang_instrument.analysis.advice.findings import with_changes
 from sglang_instrument.analysis.advice.intervals import saving_of
+from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import Hang, synthetic_run
 from sglang_instrument.testing.world.play import write_world
@@ -113,3 +116,33 @@ def test_calls_that_end_at_one_time_are_a_cliff_and_others_are_none():
     [cliff] = cliffs_in([*usual, *(1_800.0 + number / 10 for number in range(-15, 16))])
     assert (cliff.calls, cliff.above) == (31, 0)
     assert cliff.words("s") == "1,800 +- 1.5 s"
+
+
+def test_a_finding_carries_the_change_that_answers_it_and_summary_says_it(tmp_path, capsys):
+    folder = write_world(tmp_path / "world", play_set(wrong_world("running limit", 0)))
+    assert main(["summary", str(folder), "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    changes = [finding["change"] for finding in findings if finding["cause"] == "engine"]
+    lever = advise(open_run(folder, cached=False)).rows("LOGS")[0]
+    assert changes[0] == {
+        "setting": "max_running_requests",
+        "from": lever["now"],
+        "to": lever["proposed"],
+        **{name: lever[name] for name in ("saves_sec", "low", "high")},
+    }
+    assert main(["summary", str(folder)]) == 0
+    words = f"change: max_running_requests from {lever['now']} to {lever['proposed']} saves "
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_finding_without_a_lever_has_no_change(tmp_path):
+    run = open_run(synthetic_run(tmp_path / "exp", steps=4, workers=2, causes=[Hang(4, 1)]), cached=False)
+    assert [finding.change for finding in run.findings] == [None]
+
+
+def test_a_change_answers_findings_of_its_own_tool_alone(tmp_path):
+    advised = advice_of(tmp_path / "world", wrong_world("time-out of a tool", 0)).levers
+    of_search = [each for each in advised if each.lever.name == "time-out of a tool"]
+    slow = Finding("tool", "step", 9.0, "slow", event="tool_call search")
+    assert with_changes([slow], Advice(of_search, ""))[0].change["setting"] == "time-out of tool search"
+    assert with_changes([replace(slow, event="tool_call edit")], Advice(of_search, ""))[0].change is None

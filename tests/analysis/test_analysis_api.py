@@ -73,7 +73,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "summary": (
         ["--step", "2"],
         {
-            "findings": lambda run: [asdict(finding) for finding in a.findings_of(run)],
+            "findings": lambda run: [asdict(finding) for finding in a.findings_with_changes(run)],
             "steps": lambda run: rows(a.step_table(run.digest).filter(step=2)),
             "workers": lambda run: rows(a.worker_table(run.digest).filter(step=2)),
             "engine": a.engine_summary,

@@ -154,7 +154,7 @@ MAY_IMPORT = {
     "analysis.long_runs": ANSWERS | {"package"},
     "analysis": ANSWERS
     | {"analysis.dataset", "analysis.long_runs", "analysis.tables", "analysis.tables.rollout"}
-    | {"package", "report.figures", "report.html"},
+    | {"package", "report.figures", "report.html", "analysis.advice"},
     "collect": {"words", "safe_files"},
     "live.counting": READING | {"words"},
     "live.forecasting": {"words"},
@@ -166,7 +166,8 @@ MAY_IMPORT = {
     "traces": {"words"},
     "report": READING | {"words", "analysis.ledger"},
     "report.figures": ANSWERS | {"report", "analysis.advice"},
-    "report.html": ANSWERS | {"report"},
+    "report.html.sections": ANSWERS | {"report", "analysis.advice", "analysis.tables.changes"},
+    "report.html": ANSWERS | {"report", "report.html.sections", "analysis.advice"},
     "report.perfetto": ANSWERS | {"report", "report.html"},
     "report.otlp": ANSWERS | {"package", "report"},
     "testing.simulation": {"words", "recording.keep", "analysis.timing"},

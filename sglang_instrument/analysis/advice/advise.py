@@ -91,12 +91,13 @@ class Advice:
         return [advised.row(logs) for advised in self.levers]
 
 
-def advise(run: "Run", verdict: Verdict | None = None) -> Advice:
+def advise(run: "Run", verdict: Verdict | None = None, levers: Sequence[Lever] = LEVERS) -> Advice:
     """Return what to change in a run.
 
     Args:
         run: The run.
         verdict: Its verdict, if already known.
+        levers: Those that may be proposed.
 
     Raises:
         LogError: It has no training step yet.
@@ -107,19 +108,19 @@ def advise(run: "Run", verdict: Verdict | None = None) -> Advice:
     loop = loop_of(run)
     grounds = Grounds(run, loop)
     step_sec = grounds.playback.step_sec
-    proposed = [(lever, proposal) for lever in LEVERS for proposal in lever.propose(grounds)]
-    levers = _told(proposed, step_sec)
-    mended = {cause for advised in levers for cause in advised.lever.mends}
+    proposed = [(lever, proposal) for lever in levers for proposal in lever.propose(grounds)]
+    shown = _told(proposed, step_sec)
+    mended = {cause for advised in shown for cause in advised.lever.mends}
     judged = judge(run) if verdict is None else verdict
     steps = loop.steps()
     wall_sec = float(steps["to_next_step_sec"].sum())
     fault = dominating_fault(judged.findings, len(steps), wall_sec, mended)
-    missing = sorted({_missing(advised.proposal) for advised in levers if advised.proposal.not_recorded})
+    missing = sorted({_missing(advised.proposal) for advised in shown if advised.proposal.not_recorded})
     if fault is not None:
         return Advice([], f"mend this first: {fault.sentence}", None, step_sec, fault)
-    together = _together(grounds, levers)
-    sentence = _sentence(levers, grounds, step_sec)
-    return Advice(levers, sentence, together, step_sec, None, [*missing, *loop.missing()])
+    together = _together(grounds, shown)
+    sentence = _sentence(shown, grounds, step_sec)
+    return Advice(shown, sentence, together, step_sec, None, [*missing, *loop.missing()])
 
 
 def _told(proposed: Sequence[tuple[Lever, ProposedChange]], step_sec: float) -> list[Advised]:
@@ -164,9 +165,9 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def advice_of(run: "Run", verdict: Verdict | None = None) -> Advice | None:
+def advice_of(run: "Run", verdict: Verdict | None = None, levers: Sequence[Lever] = LEVERS) -> Advice | None:
     """Return what `advise` returns; None where nothing tells it."""
     try:
-        return advise(run, verdict)
+        return advise(run, verdict, levers)
     except InstrumentError:
         return None

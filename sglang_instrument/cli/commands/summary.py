@@ -105,6 +105,7 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print the steps, or the workers and the ledger of one step."""
+    from sglang_instrument.analysis.advice.findings import findings_with_changes, first_change
     from sglang_instrument.analysis.answers.engine.call_times import paths_of
     from sglang_instrument.analysis.answers.engine.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         of_steps = [] if args.by else step_tables(opened.digest, paths)
         periods = _periods(opened, paths, args, chosen) if args.by else []
         verdict = judge(opened, paths=paths)
-        findings = verdict.findings
+        findings = findings_with_changes(opened, verdict)
         tells_first_finding = bool(findings) and verdict.sentence.startswith(findings[0].sentence)
         why = explain(opened, findings[0]) if tells_first_finding else ""
         engine = engine_summary(opened)
@@ -164,6 +165,8 @@ def run(args: argparse.Namespace) -> int:
         print_told("why", why)
     if verdict.advice:
         print_told("advice", verdict.advice)
+    if words := first_change(findings):
+        print_told("change", words)
     if words := settings_words(settings_of_run(opened)):
         settings_line = f'{words}; `sql LOGS "from settings"` lists all'
         print_told("settings", whole_commands(settings_line, str(args.logs)))

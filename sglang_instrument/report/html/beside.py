@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from sglang_instrument.analysis.advice.findings import findings_with_changes
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.changes.compare import compare_runs
 from sglang_instrument.analysis.changes.conclusion import conclusion_of
@@ -33,7 +34,9 @@ def beside(run: Run, other: Run, first_story: Mapping[str, Any]) -> tuple[_Story
         the charts; the names of both, with their dates.
     """
     compared = compare_runs(run, other)
-    stories = [dict(first_story), story(other, step_table(other.digest), judge(other))]
+    verdict = judge(other)
+    verdict = replace(verdict, findings=findings_with_changes(other, verdict))
+    stories = [dict(first_story), story(other, step_table(other.digest), verdict)]
     runs = [
         {**run_story, "mark": mark, "title": name, "findings": _unlike(run_story, neighbour)}
         for mark, name, run_story, neighbour in zip(

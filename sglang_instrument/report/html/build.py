@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from sglang_instrument.analysis.advice.advise import advice_of
+from sglang_instrument.analysis.advice.findings import with_changes
 from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.answers.events import path_table
@@ -18,14 +20,19 @@ from sglang_instrument.analysis.ledger.ledger import step_ledger
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.plain_text import plain
 from sglang_instrument.report.html import answers
-from sglang_instrument.report.html.asynchronous import staleness_section, waste_section, weights_section
 from sglang_instrument.report.html.beside import beside
-from sglang_instrument.report.html.both_sides import loop_section
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.html.grid import whatif_grid
 from sglang_instrument.report.html.icicle import icicle
-from sglang_instrument.report.html.kernels import kernel_section
 from sglang_instrument.report.html.page import render
+from sglang_instrument.report.html.sections.asynchronous import (
+    staleness_section,
+    waste_section,
+    weights_section,
+)
+from sglang_instrument.report.html.sections.both_sides import loop_section
+from sglang_instrument.report.html.sections.kernels import kernel_section
+from sglang_instrument.report.html.sections.levers import lever_section
 from sglang_instrument.report.html.servers import gauge_facts, server_section
 from sglang_instrument.report.html.slowest import slowest_requests
 from sglang_instrument.report.html.spans import pack_step
@@ -77,7 +84,10 @@ def write_report(
         LogError: One of `steps` does not exist.
     """
     verdict = judge(run)
-    findings = verdict.findings
+    stage("simulating other settings")
+    advice = advice_of(run, verdict)
+    findings = with_changes(verdict.findings, advice)
+    verdict = replace(verdict, findings=findings)
     table, ledger = step_table(run.digest), step_ledger(paths_of(run))
     chosen = choose(run, table, findings, steps, most_spans)
     packed: dict[str, bytes] = {}
@@ -103,6 +113,7 @@ def write_report(
     words |= {
         "servers": server_section(run),
         "loop": loop_section(run),
+        "levers": lever_section(run, advice),
         "weights": weights_section(run),
         "staleness": staleness_section(run),
         "waste": waste_section(run),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.advice.findings import first_change
 from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.answers.workers import chain_of
 from sglang_instrument.analysis.reading.processes import read_process
@@ -46,6 +47,7 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
         "clean": verdict.calm,
         "verdict": verdict.sentence,
         "advice": words_and_commands(verdict.advice),
+        "change": first_change(findings),
         "findings": [
             {**asdict(finding), "key": _where(finding)} for finding in findings[: _MOST_FINDINGS + 1]
         ],

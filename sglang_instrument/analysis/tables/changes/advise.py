@@ -11,14 +11,16 @@ from sglang_instrument.analysis.tables.table import Table
 NOT_KNOWN: Final = "not recorded"
 
 
-def _value(name: str) -> Any:
-    def cell(row: Mapping[str, Any]) -> str:
-        value = row[name]
-        if value is None:
-            return NOT_KNOWN if name == "now" else "-"
-        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+def shown_value(row: Mapping[str, Any], name: str) -> str:
+    """Return the value of a setting in words, of `now` or `proposed`."""
+    value = row[name]
+    if value is None:
+        return NOT_KNOWN if name == "now" else "-"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
-    return cell
+
+def _value(name: str) -> Any:
+    return lambda row: shown_value(row, name)
 
 
 def _interval(row: Mapping[str, Any]) -> str | None:

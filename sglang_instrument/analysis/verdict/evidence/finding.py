@@ -21,6 +21,7 @@ class Finding:
         sentence: The finding in words.
         advice: What to look at next, with the command.
         evidence: The numbers behind it.
+        change: The change of a setting that answers it; None unless `findings_with_changes` has given one.
     """
 
     cause: str
@@ -34,6 +35,7 @@ class Finding:
     event: str | None = None
     advice: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
+    change: dict[str, Any] | None = None
 
 
 def step_name(step: int, validate: bool) -> str:
