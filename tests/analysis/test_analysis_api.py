@@ -197,6 +197,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "together": lambda run: a.advise(run).together,
             "step_sec": lambda run: a.advise(run).step_sec,
             "mend_first": lambda run: a.advise(run).mend_first and a.advise(run).mend_first.sentence,
+            "limits": lambda run: a.limit_table(run).to_dicts(),
             "missing": lambda run: a.advise(run).missing,
             "assumptions": lambda run: a.advise(run).assumptions,
         },

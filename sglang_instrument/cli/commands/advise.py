@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.tables.changes.advise import LEVERS, VERIFIED
+from sglang_instrument.analysis.tables.changes.advise import LEVERS, LIMITS, VERIFIED
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, MISSING, Key
 from sglang_instrument.cli.numbers import duration, percent
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 HELP: Final = """\
 Say which setting to change: what another value would save a step, what it costs, and what shows it.
 Savings are simulated on the recorded requests, each with an 80 % interval. A lever that is only named says
-what its present setting cost. No lever is told while a fault dominates the run.
+what its present setting cost. No lever is told while a fault dominates the run. Then the limits that calls
+meet: times, tokens, turns or retries at which many end, and how many run at once where others wait.
 
     sglang-instrument advise logs/gsm8k_600
     sglang-instrument advise --verify logs/before logs/after    # after the change: did it come?
@@ -29,7 +30,7 @@ what its present setting cost. No lever is told while a fault dominates the run.
     max_running_requests        16        32      8.1     6.2 .. 10        14
     data.max_response_length  1024       620      4.0    2.9 .. 5.1         7"""
 
-TABLES: Final = (LEVERS, VERIFIED)
+TABLES: Final = (LEVERS, LIMITS, VERIFIED)
 _SAVING: Final = {
     "saves_sec": Key("number", "seconds that a step saves on average"),
     "low": Key("number", "begin of the 80 % interval, in seconds"),
@@ -44,6 +45,7 @@ ANSWER: Final = {
     ),
     "step_sec": Key("number", "mean seconds of a step, to the begin of the next", optional=True),
     "mend_first": Key("string", "the fault that dominates the run: then no lever is told", optional=True),
+    "limits": Key(LIMITS, optional=True),
     "missing": Key("array", MISSING.meaning, optional=True),
     "assumptions": Key("array", "sentences", optional=True),
     "verified": Key(VERIFIED, "with --verify, in place of all others", optional=True),
@@ -65,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print levers."""
     from sglang_instrument.analysis.advice.advise import advise
+    from sglang_instrument.analysis.advice.limits import limit_table
     from sglang_instrument.analysis.advice.promises import keep_promises, name_of_run, promises_of
 
     after = getattr(args, "after", None)
@@ -74,14 +77,16 @@ def run(args: argparse.Namespace) -> int:
         raise InstrumentError(f"advise reads one run; `advise --verify {args.logs} {after}` compares two")
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
-        advice = advise(opened)
+        advice, limits = advise(opened), limit_table(opened).to_dicts()
         if not getattr(args, "no_promise", False):
             keep_promises(opened.home, promises_of(advice, name_of_run(opened.folder, opened.run_id)))
     rows = advice.rows(quote(opened.logs))
     if args.json:
-        print_json({"folder": str(opened.folder), **in_json(advice, rows)})
+        print_json({"folder": str(opened.folder), **in_json(advice, rows), "limits": LIMITS.in_json(limits)})
         return 0
     print_advice(opened.name, advice, rows)
+    for limit in limits:
+        print_line(f"limit: {limit['sentence']}")
     return 0
 
 

@@ -7,6 +7,7 @@ _FEWEST: Final = 5  # values at the cliff
 _LEAST_SHARE: Final = 0.005
 _WIDTH: Final = 0.01  # of the value, on either side
 _TIMES_NEAR: Final = 4.0  # as many as in the same width on both sides
+_NO_WIDTH: Final = 0.0005  # of the value: less is not said
 _LEAST: Final = 0.2  # seconds: shorter calls end at one time for many reasons
 
 
@@ -30,6 +31,8 @@ class Cliff(NamedTuple):
     def words(self, unit: str) -> str:
         """Return the number with its width, such as "1,800 +- 2 s"."""
         width = max(self.high - self.value, self.value - self.low)
+        if width < _NO_WIDTH * self.value:
+            return f"{self.value:,.4g} {unit}"
         return f"{self.value:,.4g} +- {width:,.2g} {unit}"
 
 
@@ -68,3 +71,17 @@ def _stands_out(ordered: Sequence[float], first: int, last: int) -> bool:
     low, high = ordered[first] * (1 - 10 * _WIDTH), ordered[last - 1] * (1 + 10 * _WIDTH)
     near = sum(low <= value <= high for value in ordered) - (last - first)
     return (last - first) >= _TIMES_NEAR * near / 10 and near <= (last - first)
+
+
+def count_cliff(counts: Sequence[int]) -> int | None:
+    """Return the largest of many counts, if far more values have it than have those near it; else None.
+
+    Args:
+        counts: Such as tokens of responses.
+    """
+    most = max(counts, default=0)
+    last = sum(count == most for count in counts)
+    width = max(1, round(10 * _WIDTH * most))
+    near = sum(most - width <= count < most for count in counts)
+    stands_out = last >= _TIMES_NEAR * max(1.0, near / width)
+    return most if most > 1 and last >= _FEWEST and stands_out and last < len(counts) else None

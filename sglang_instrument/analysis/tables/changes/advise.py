@@ -58,6 +58,30 @@ VERIFIED: Final = Table(
         Column("held", "whether the saving lies in the promised interval", "flag"),
     ),
 )
+LIMITS: Final = Table(
+    name="limits",
+    row="a limit that calls meet: a time-out, a cap, a number of retries, or of calls at once",
+    commands=("advise",),
+    columns=(
+        Column("of", "what meets it", terminal=False),
+        Column("kind", "time, tokens, turns, retries or concurrency", terminal=False),
+        Column(
+            "value", "the limit: seconds, tokens, turns, retries, or calls at once", "number", terminal=False
+        ),
+        Column("width", "by how much values differ from it", "number", terminal=False),
+        Column(
+            "at_limit",
+            "how many end there; of a scheduler, seconds in which as many run",
+            "count",
+            terminal=False,
+        ),
+        Column("of_all", "of how many", "count", terminal=False),
+        Column("above", "how many go beyond", "count", terminal=False),
+        Column("steps", "in how many steps; null of a scheduler", "count", terminal=False),
+        Column("request_id", "a request that meets it; null of a scheduler", terminal=False),
+        Column("sentence", "the limit in words"),
+    ),
+)
 LEVERS: Final = Table(
     name="levers",
     row="a setting to change: first those whose savings are simulated, the largest first",
