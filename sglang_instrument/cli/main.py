@@ -54,6 +54,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "what if, what changed?": {
         "advise": "which setting to change: from what to what, what it saves, what it costs",
+        "twin": "replay the rollout on a real engine; measure other settings there",
         "whatif": "estimate the steps under token caps, over-sampling or a faster event",
         "compare": "two runs: what differs by more than noise",
     },
@@ -84,6 +85,7 @@ _EXTRAS: Final = {
     "live": frozenset({"textual", "prometheus_client"}),
     "report": frozenset({"perfetto"}),
     "mcp": frozenset({"mcp", "mcp_types", "anyio"}),
+    "twin": frozenset({"aiohttp"}),
 }
 
 _UNRECOGNIZED: Final = "unrecognized arguments: "  # argparse's message

@@ -265,6 +265,7 @@ NOT_OF_A_LOG = {
     "doctor": "looks at this machine",
     "patches": "looks at sources",
     "profile": "talks to servers",
+    "twin": "talks to servers: twin.play()",
     "mcp": "answers an agent with what the other commands print",
     "trace": "reads profilers' traces: profiling.traces.analyse()",
     "report": "writes a file: report.build.write_report()",

@@ -1,4 +1,4 @@
-"""Write a run for other programs: as Parquet files, as a Perfetto trace, or as spans of OpenTelemetry."""
+"""Write a run for other programs: as Parquet files, a Perfetto trace, OpenTelemetry's spans, or an agenda."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from sglang_instrument.cli.tables import print_line, reading
 from sglang_instrument.errors import InstrumentError
 
 HELP: Final = """\
-Write a run as a dataset of Parquet files, as a Perfetto trace or as spans of OpenTelemetry. A Perfetto trace
-can include what the engines' profilers saw.
+Write a run as Parquet files, as a Perfetto trace, as spans of OpenTelemetry, or as an agenda to replay.
 
     sglang-instrument export logs/gsm8k_600 --parquet gsm8k_600_parquet
-    sglang-instrument export logs/gsm8k_600 --perfetto step67.pftrace --step 67
     sglang-instrument export logs/gsm8k_600 --perfetto all.pftrace --traces /tmp/sglang_profile
     sglang-instrument export --perfetto kernels.pftrace --traces /tmp/sglang_profile     # without a run
     sglang-instrument export logs/gsm8k_600 --otlp gsm8k_600.otlp.jsonl --step 67
+    sglang-instrument export logs/gsm8k_600 --agenda gsm8k_600.agenda.jsonl --every 4
 
---parquet    a dataset that polars, DuckDB, Spark and Ray Data read: parts/*/records.parquet, and requests,
-             turns, steps, workers, engine_requests, processes and findings.parquet;
-             docs/reference/dataset.md describes the columns. All commands take the folder instead of the
-             log. A second call writes only the parts whose log files changed
---perfetto   one track for each request, below its worker, with arrows from turn to turn; requests in flight;
-             event loop lag. Clocks of hosts are aligned. Open it at https://ui.perfetto.dev (in the browser)
---otlp       requests, engine calls and tools by OpenTelemetry's GenAI conventions, as lines of OTLP JSON,
-             which a collector's otlpjsonfile receiver reads; rewards are events. Text is never in it
---traces     traces of torch profilers, of several ranks and any size; with LOGS, only during the run"""
+--parquet    parts/*/records.parquet, and requests, turns, steps, workers, engine_requests, processes and
+             findings.parquet: see docs/reference/dataset.md. Polars, DuckDB and all commands read the folder.
+             A second call writes only the parts whose log files changed
+--perfetto   a track a request, below its worker; requests in flight; event loop lag; what profilers saw.
+             Clocks of hosts are aligned. Open it at https://ui.perfetto.dev (in the browser)
+--otlp       requests, engine calls and tools as lines of OTLP JSON (OpenTelemetry's GenAI conventions)
+--agenda     what `twin` replays as JSON lines: a turn a line, with its tokens and waits, and a line a step"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parquet",
         type=Path,
         metavar="FOLDER",
-        help="write a dataset to this folder, or bring it up to date",
+        help="a dataset",
     )
-    form.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace to this new file")
-    form.add_argument("--otlp", type=Path, metavar="FILE", help="write spans of OpenTelemetry to this file")
-    select.add_step(parser, "not with --parquet: only this step, or these: 60-67; repeatable")
-    parser.add_argument("--validate", action="store_true", help="not with --parquet: only validation")
-    parser.add_argument("--force", action="store_true", help="with --otlp: overwrite the file")
+    form.add_argument("--perfetto", type=Path, metavar="FILE", help="a trace, in a new file")
+    form.add_argument("--otlp", type=Path, metavar="FILE", help="spans of OpenTelemetry")
+    select.add_step(parser, "only this step, or these: 60-67; repeatable")
+    parser.add_argument("--validate", action="store_true", help="only validation")
+    form.add_argument("--agenda", type=Path, metavar="FILE", help="turns, with tokens and waits")
+    form.add_argument("--mooncake", type=Path, metavar="FILE", help="the same as a trace of Mooncake")
+    parser.add_argument("--every", type=int, metavar="N", help="of an agenda: only each N-th group")
+    parser.add_argument("--force", action="store_true", help="overwrite (not of --parquet, --perfetto)")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="with --perfetto: profilers' traces")
     parser.add_argument("--rank", metavar="RANK", help="with --traces: only this rank: TP-0, or 0")
     select.add_ray(parser)
@@ -53,8 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write what was asked for."""
+    if args.agenda is not None or args.mooncake is not None:
+        return _write_agenda(args)
     if args.force and args.otlp is None:
-        raise InstrumentError("--force goes with --otlp")
+        raise InstrumentError("--force goes with --otlp, --agenda and --mooncake")
+    if args.every is not None:
+        raise InstrumentError("--every goes with --agenda and --mooncake")
     if args.ray is not None and args.parquet is None:
         raise InstrumentError("--ray goes with --parquet; for other files, `collect` the run first")
     if args.otlp is not None:
@@ -92,6 +96,26 @@ def _write_otlp(args: argparse.Namespace) -> int:
         steps = select.steps_of(opened, args, opened.everything)
         validate = args.validate or None
         said = otlp_export.write(args.otlp, opened, steps, validate, progress, force=args.force)
+    select.tell_pruned(opened, steps)
+    for line in said:
+        print_line(line)
+    return 0
+
+
+def _write_agenda(args: argparse.Namespace) -> int:
+    from sglang_instrument.twin.agendas.export import write
+
+    for name in ("traces", "rank", "ray", "validate"):
+        if getattr(args, name):
+            raise InstrumentError(f"--{name} does not go with --agenda and --mooncake")
+    if args.logs is None:
+        raise InstrumentError("--agenda needs LOGS, the experiment's folder")
+    with reading() as progress:
+        opened = select.open_logs(args, args.logs, progress)
+        steps = select.steps_of(opened, args, opened.everything)
+        said = write(
+            opened, args.agenda, args.mooncake, steps, 1 if args.every is None else args.every, args.force
+        )
     select.tell_pruned(opened, steps)
     for line in said:
         print_line(line)

@@ -1,0 +1,1 @@
+"""Make agendas from logs: what each request asked of the engine, and when."""

@@ -1,0 +1,157 @@
+"""Write an agenda as JSON lines, a line a step and a line a turn, and read it step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from sglang_instrument.errors import LogError
+from sglang_instrument.safe_files.output import writing_output
+from sglang_instrument.twin.agendas.planned import Agenda, PlannedRequest, PlannedStep, PlannedTurn
+
+_DIGITS: Final = 4  # of seconds
+
+
+class _StepLine(msgspec.Struct, tag_field="kind", tag="step"):
+    """A line of a step; those of its turns follow."""
+
+    step: int
+    flush: bool
+    common_prefix_tokens: int
+    evictions: bool
+    limits: dict[int, int | None]
+
+
+class _TurnLine(msgspec.Struct, tag_field="kind", tag="turn", omit_defaults=True):
+    """A line of a turn."""
+
+    step: int
+    worker: int
+    request_id: str
+    group: str
+    turn: int
+    start_sec: float
+    wait_sec: float
+    prompt_tokens: int
+    shared_prefix_tokens: int
+    generated_tokens: int
+    call_sec: float
+    server: str | None = None
+    aborted: bool = False
+    after_sec: float = 0.0
+
+
+def write_agenda(agenda: Agenda, path: Path) -> tuple[int, int]:
+    """Write an agenda; return how many steps and turns it has.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    steps = turns = 0
+    with writing_output(path) as file:
+        for step in agenda:
+            for line in _lines_of(step):
+                file.write(orjson.dumps(line) + b"\n")
+            steps, turns = steps + 1, turns + sum(1 for _ in step.turns)
+    return steps, turns
+
+
+def _lines_of(step: PlannedStep) -> Iterator[dict[str, Any]]:
+    limits = {str(worker): limit for worker, limit in step.limits.items()}
+    yield {
+        "kind": "step",
+        "step": step.step,
+        "flush": step.is_flushed,
+        "common_prefix_tokens": step.common_prefix_tokens,
+        "evictions": step.has_evictions,
+        "limits": limits,
+    }
+    for request in step.requests:
+        for number, turn in enumerate(request.turns):
+            line = {
+                "kind": "turn",
+                "step": step.step,
+                "worker": request.worker,
+                "request_id": request.request_id,
+                "group": request.group,
+                "turn": number,
+                "start_sec": round(request.start_sec, _DIGITS),
+                "wait_sec": round(turn.wait_sec, _DIGITS),
+                "prompt_tokens": turn.prompt_tokens,
+                "shared_prefix_tokens": turn.shared_prefix_tokens,
+                "generated_tokens": turn.generated_tokens,
+                "call_sec": round(turn.call_sec, _DIGITS),
+                "server": turn.server,
+            }
+            if turn.is_aborted:
+                line["aborted"] = True
+            if number + 1 == len(request.turns):
+                line["after_sec"] = round(request.after_sec, _DIGITS)
+            yield line
+
+
+def read_agenda(path: Path) -> Agenda:
+    """Return the agenda of a file, which is read anew for each iteration.
+
+    Raises:
+        LogError: While it is iterated: a line is no line of an agenda.
+    """
+    return Agenda(lambda: _steps_of(path))
+
+
+def _steps_of(path: Path) -> Iterator[PlannedStep]:
+    decoder = msgspec.json.Decoder(_StepLine | _TurnLine)
+    head: _StepLine | None = None
+    turns: list[_TurnLine] = []
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            try:
+                line = decoder.decode(text)
+            except msgspec.MsgspecError as reason:
+                raise LogError(f"{path}:{number}: no line of an agenda: {reason}") from None
+            if isinstance(line, _TurnLine) and (head is None or line.step != head.step):
+                raise LogError(f"{path}:{number}: a turn of step {line.step} without a line of that step")
+            if isinstance(line, _TurnLine):
+                turns.append(line)
+                continue
+            if head is not None:
+                yield _step_of(head, turns)
+            head, turns = line, []
+    if head is not None:
+        yield _step_of(head, turns)
+
+
+def _step_of(head: _StepLine, lines: list[_TurnLine]) -> PlannedStep:
+    by_request: dict[tuple[int, str], list[_TurnLine]] = {}
+    for line in lines:
+        by_request.setdefault((line.worker, line.request_id), []).append(line)
+    requests = tuple(
+        PlannedRequest(
+            request_id=of_request[0].request_id,
+            worker=of_request[0].worker,
+            group=of_request[0].group,
+            start_sec=of_request[0].start_sec,
+            turns=tuple(map(_turn_of, of_request)),
+            after_sec=of_request[-1].after_sec,
+        )
+        for of_request in by_request.values()
+    )
+    return PlannedStep(
+        head.step, requests, head.limits, head.flush, head.common_prefix_tokens, head.evictions
+    )
+
+
+def _turn_of(line: _TurnLine) -> PlannedTurn:
+    return PlannedTurn(
+        line.prompt_tokens,
+        line.shared_prefix_tokens,
+        line.generated_tokens,
+        line.wait_sec,
+        line.call_sec,
+        line.server,
+        line.aborted,
+    )

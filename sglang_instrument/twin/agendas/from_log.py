@@ -1,0 +1,189 @@
+"""Make an agenda from a run's log alone: what each request asked of the engine, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_worker
+from sglang_instrument.analysis.answers.routing.server_calls import server_calls
+from sglang_instrument.errors import LogError
+from sglang_instrument.twin.agendas.limits import client_limit
+from sglang_instrument.twin.agendas.planned import Agenda, PlannedRequest, PlannedStep
+from sglang_instrument.twin.agendas.sharing import Cache, group_names, planned_turns
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+_REQUEST: Final = ("step", "worker", "request_id")
+_EARLY_US: Final = 5_000  # a call begins by so much before its request, where clocks differ
+_NEEDED: Final = {
+    "prompt_tokens": "the tokens of their prompts",
+    "completion_tokens": "the tokens of their replies",
+}
+
+
+def agenda(run: Run, steps: Collection[int] | None = None) -> Agenda:
+    """Return what the requests of a run asked of the engine, step by step.
+
+    Args:
+        run: The run.
+        steps: Only these training steps; all by default.
+
+    Raises:
+        LogError: No call of the engine is known with its request and its lengths; the message names what
+            would record that.
+    """
+    calls = server_calls(run).filter(~pl.col("validate"), pl.col("step").is_not_null())
+    if steps is not None:
+        calls = calls.filter(pl.col("step").is_in(list(steps)))
+    known, missing = _complete(calls, run.name)
+    requests = _requests(run)
+    cache = Cache.of(run)
+    if not cache.nodes:
+        missing.append(
+            "what prompts share follows from their lengths: no scheduler logged where prompts end in its "
+            "cache (SGLANG_INSTRUMENT=1 in the servers, with their cache on, records it)"
+        )
+    joined = _joined(known, requests)
+    aborted = int(joined["is_aborted"].sum())
+    if aborted:
+        missing.append(
+            f"{aborted:,} calls were aborted: their replies have the tokens that were generated until then"
+        )
+    left = len(known) - len(joined)
+    if left:
+        missing.append(f"{left:,} of {len(known):,} calls lie in no request of their step, and are left out")
+    if joined.is_empty():
+        raise LogError(f"{run.name}: no call of the engine lies in a request of a training step")
+    begins = _begins(run)
+    numbers = joined["step"].unique().sort().to_list()
+
+    def planned() -> Iterator[PlannedStep]:
+        for number in numbers:
+            yield _step_of(number, joined.filter(step=number), begins, cache)
+
+    return Agenda(planned, tuple(missing))
+
+
+def _complete(calls: pl.DataFrame, name: str) -> tuple[pl.DataFrame, list[str]]:
+    """Return the calls whose caller and lengths are known, and sentences about the others."""
+    if calls.is_empty():
+        raise LogError(
+            f"{name}: no call of the engine is in the log of a training step: a `generate` of your own logs "
+            "its `rid`, and servers log with SGLANG_INSTRUMENT=1 (docs/how-to/own-rollout.md)"
+        )
+    missing = []
+    of_requests = calls.drop_nulls(["worker", "request_id"])
+    if lost := len(calls) - len(of_requests):
+        missing.append(
+            f"{lost:,} of {len(calls):,} calls of the engine have no caller, and are left out: "
+            "a `generate` that logs its `rid` joins them"
+        )
+    known = of_requests.drop_nulls([*_NEEDED, "start_us", "call_sec"])
+    for column, words in _NEEDED.items():
+        if lacking := of_requests[column].null_count():
+            missing.append(
+                f"{lacking:,} of {len(of_requests):,} calls lack {words}, and are left out: "
+                f"SGLANG_INSTRUMENT=1 in the servers records them, or `{_field(column)}` in `generate`"
+            )
+    if known.is_empty():
+        raise LogError(f"{name}: no call can be replayed: {'; '.join(missing)}")
+    return known, missing
+
+
+def _field(column: str) -> str:
+    return "generated_tokens" if column == "completion_tokens" else column
+
+
+def _requests(run: Run) -> pl.DataFrame:
+    """Return the training requests, on the clock of the median worker."""
+    ahead = of_worker(ahead_us(run))
+    rows = run.everything.of_workers().requests.filter(~pl.col("validate"), pl.col("step").is_not_null())
+    return rows.select(
+        *_REQUEST,
+        "attempt",
+        group="group",
+        request_start_us=pl.col("start_us") - ahead,
+        request_end_us=pl.col("end_us") - ahead,
+        reason=pl.col("finish_reason").cast(pl.String),
+    )
+
+
+def _joined(calls: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
+    """Give each call the request that it lies in; of retries under one id, the one that it began in."""
+    rows = calls.with_row_index("call").join(requests, on=list(_REQUEST), how="inner")
+    inside = pl.col("start_us").is_between(pl.col("request_start_us") - _EARLY_US, pl.col("request_end_us"))
+    rows = rows.filter(inside).sort("request_start_us").unique("call", keep="last", maintain_order=True)
+    is_last = pl.col("start_us") == pl.col("start_us").max().over(*_REQUEST, "attempt")
+    is_aborted = is_last & (pl.col("reason") == "abort").fill_null(False)
+    return rows.with_columns(is_aborted=is_aborted).sort("step", "request_start_us", "start_us")
+
+
+def _begins(run: Run) -> dict[tuple[int, int], int]:
+    """Return when the rollout of each step and worker began, in microseconds: with the worker's span."""
+    steps = run.everything.of_workers().steps.filter(~pl.col("validate"), pl.col("step").is_not_null())
+    rows = steps.select("step", "worker", start_us=pl.col("start_us") - of_worker(ahead_us(run)))
+    return {(step, worker): start for step, worker, start in rows.iter_rows() if start is not None}
+
+
+def _step_of(
+    number: int, calls: pl.DataFrame, begins: dict[tuple[int, int], int], cache: Cache
+) -> PlannedStep:
+    first_us = min(int(calls["request_start_us"].min()), int(calls["start_us"].min()))  # type: ignore[arg-type]
+    last_us = int(calls["end_us"].max())  # type: ignore[arg-type]
+    has_evictions = cache.was_full(first_us, last_us)
+    chains = list(_chains(calls))
+    names = group_names(chains, cache)
+    common, turns = planned_turns(chains, names, cache, has_evictions)
+    # A flush before the first request may be a record before the span of the step.
+    begin_of = {worker: begins.get((number, worker), first_us) for worker in calls["worker"].unique()}
+    earliest = min(*begin_of.values(), first_us)
+    requests = []
+    for chain, group, of_chain in zip(chains, names, turns, strict=True):
+        first, last = chain[0], chain[-1]
+        requests.append(
+            PlannedRequest(
+                request_id=first["name"],
+                worker=first["worker"],
+                group=group,
+                start_sec=max(0, first["request_start_us"] - begin_of[first["worker"]]) / 1e6,
+                turns=tuple(of_chain),
+                after_sec=max(0, first["request_end_us"] - last["end_us"]) / 1e6 if first["is_main"] else 0.0,
+            )
+        )
+    limits = {
+        worker: client_limit(
+            [
+                (chain[0]["request_start_us"], chain[0]["request_end_us"])
+                for chain in chains
+                if chain[0]["worker"] == worker and chain[0]["is_main"]
+            ]
+        )
+        for worker in sorted(begin_of)
+    }
+    is_flushed = cache.was_flushed(number, earliest, first_us)
+    return PlannedStep(number, tuple(requests), limits, is_flushed, common, has_evictions)
+
+
+def _chains(calls: pl.DataFrame) -> Iterator[list[dict[str, Any]]]:
+    """Yield the calls of each request, one after the other; those that overlap these are a second chain."""
+    for _, of_request in calls.group_by([*_REQUEST, "attempt"], maintain_order=True):
+        chains: list[list[dict[str, Any]]] = []
+        for call in of_request.iter_rows(named=True):
+            chain = next(
+                (chain for chain in chains if chain[-1]["end_us"] <= call["start_us"] + _EARLY_US), None
+            )
+            if chain is None:
+                chains.append(chain := [])
+            chain.append(call)
+        for place, chain in enumerate(chains):
+            first = chain[0]
+            suffix = f"~{first['attempt']}" if first["attempt"] else ""
+            suffix += f"+{place}" if place else ""
+            first["name"], first["is_main"] = f"{first['request_id']}{suffix}", place == 0
+            if place:  # it begins with its own first call
+                first["request_start_us"] = first["start_us"]
+            yield chain

@@ -1,0 +1,1 @@
+"""Play agendas against running servers."""

@@ -1,0 +1,309 @@
+"""Play an agenda against running servers as a closed loop, and record that like any rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final
+
+from sglang_instrument import bind, install, installed, span, step, uninstall
+from sglang_instrument.errors import InstrumentError
+from sglang_instrument.twin.agendas.planned import Agenda, PlannedRequest, PlannedStep
+from sglang_instrument.twin.agendas.sequences import StepTokens
+from sglang_instrument.twin.playing.client import Client, TwinError
+from sglang_instrument.twin.playing.open_files import allow_open_files
+from sglang_instrument.twin.playing.routes import Route, route_of
+
+_CALL_SEC: Final = 3600.0
+_SETTLING_SEC: Final = 0.3  # servers write what they logged, and clocks of steps do not touch
+_META: Final = {
+    "prompt_tokens": "prompt_tokens",
+    "completion_tokens": "generated_tokens",
+    "cached_tokens": "cached_tokens",
+    "queue_time": "queue_time",
+}
+
+
+@dataclass
+class Played:
+    """What the player counted in a step.
+
+    Attributes:
+        step: Its number.
+        duration_sec: From the begin of the step to the end of its last request.
+        calls, prompt_tokens, cached_tokens, generated_tokens: Sums, as the replies tell them.
+        retries: How often a server was busy.
+        late_sec: By call, the seconds from when the call was due to when it was sent.
+    """
+
+    step: int
+    duration_sec: float = 0.0
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    retries: int = 0
+    late_sec: list[float] = field(default_factory=list, repr=False)
+
+    @property
+    def late_p99_sec(self) -> float:
+        """The 99th percentile of `late_sec`; 0 without calls."""
+        return sorted(self.late_sec)[int(0.99 * (len(self.late_sec) - 1))] if self.late_sec else 0.0
+
+
+def play(
+    agenda: Agenda,
+    servers: Sequence[str],
+    *,
+    name: str,
+    log_dir: str | Path = "logs",
+    route: str | None = None,
+    vocabulary: int | None = None,
+    timeout_sec: float = _CALL_SEC,
+    warm_up: bool = True,
+    on_step: Callable[[Played], None] | None = None,
+) -> list[Played]:
+    """Play an agenda against servers, and record it as `log_dir/name`.
+
+    Each turn begins when the reply before and the recorded wait have ended. Prompts are random token ids that
+    share what the recorded ones shared, and replies have exactly the recorded lengths.
+
+    Args:
+        agenda: What to play.
+        servers: Addresses of servers, or of a router.
+        name: Of the recorded run.
+        log_dir: The folder of runs.
+        route: Which server gets a call: see `routes.route_of`.
+        vocabulary: How many tokens the model knows; by default as its configuration on this machine says.
+        timeout_sec: How long one call may take.
+        warm_up: Whether to play the first step once before anything is recorded.
+        on_step: Called after each step.
+
+    Returns:
+        What was counted in each step.
+
+    Raises:
+        TwinError: A server died, refuses a request, or took too long, or requests do not fit its context.
+            What was open is aborted.
+        InstrumentError: This process is recorded already.
+    """
+    if installed():
+        raise InstrumentError("this process is recorded already: play an agenda in a process of its own")
+
+    async def all_steps() -> list[Played]:
+        played = []
+        async with opened_player(servers, route, vocabulary, timeout_sec) as player:
+            is_cold = warm_up
+            for planned in agenda:
+                if is_cold:
+                    await player.play(planned)
+                    is_cold = False
+                if not installed():
+                    install(experiment=name, log_dir=str(log_dir), trainers=("none",))
+                played.append(await player.play(planned))
+                if on_step is not None:
+                    on_step(played[-1])
+        return played
+
+    try:
+        return asyncio.run(all_steps())
+    finally:
+        uninstall()
+
+
+@asynccontextmanager
+async def opened_player(
+    servers: Sequence[str], route: str | None, vocabulary: int | None, timeout_sec: float
+) -> AsyncIterator[Player]:
+    """Yield a player whose servers answer; abort what it has left open at the end."""
+    client = Client(servers, timeout_sec)
+    player: Player | None = None
+    try:
+        context, known = await client.limits()
+        player = Player(client, route, vocabulary or known, context)
+        yield player
+    finally:
+        if player is not None and player.is_interrupted:
+            await client.abort(player.prefix)
+        await client.close()
+
+
+class Player:
+    """Plays steps one after the other.
+
+    Args:
+        client: Of the servers.
+        route: Which server gets a call: see `routes.route_of`.
+        vocabulary: How many tokens the model knows.
+        context: How many tokens a request may have; None if not known.
+    """
+
+    def __init__(self, client: Client, route: str | None, vocabulary: int, context: int | None) -> None:
+        self._client, self._rule, self._vocabulary, self._context = client, route, vocabulary, context
+        self.prefix = f"twin-{token_hex(4)}-"  # servers abort by it
+        self.is_interrupted = False
+        self._calls = 0
+
+    async def play(self, planned: PlannedStep) -> Played:
+        """Play a step; return what was counted."""
+        self._demand_room(planned)
+        allow_open_files(len(planned.requests))
+        tokens = StepTokens(planned, self._vocabulary)
+        url_of = route_of(planned, self._client.urls, self._rule)
+        played = Played(planned.step)
+        if planned.is_flushed:
+            with step(planned.step), span("cache_flush_duration"):
+                await self._client.flush()
+        retries = self._client.retries
+        gc.collect()
+        gc.freeze()  # a collection among thousands of open requests takes up to 0.1 s
+        gc.disable()
+        self.is_interrupted = True
+        try:
+            with step(planned.step):
+                await self._all_workers(planned, tokens, url_of, played)
+            self.is_interrupted = False
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        played.retries = self._client.retries - retries
+        await asyncio.sleep(_SETTLING_SEC)
+        return played
+
+    def _demand_room(self, planned: PlannedStep) -> None:
+        """Raise if requests do not fit the servers' context."""
+        if self._context is None:
+            return
+        lengths = [turn.prompt_tokens + turn.generated_tokens for turn in planned.turns]
+        too_long = sum(length >= self._context for length in lengths)
+        if too_long:
+            raise TwinError(
+                f"step {planned.step}: {too_long:,} of {len(lengths):,} calls do not fit the servers' "
+                f"context of {self._context:,} tokens, the longest has {max(lengths):,}: start them with a "
+                "larger context length"
+            )
+
+    async def _all_workers(
+        self, planned: PlannedStep, tokens: StepTokens, url_of: Route, played: Played
+    ) -> None:
+        begun = time.perf_counter()
+        by_worker: dict[int, list[PlannedRequest]] = {}
+        for request in planned.requests:
+            by_worker.setdefault(request.worker, []).append(request)
+        barrier = _Barrier(len(by_worker))
+        await _together(
+            self._worker(worker, requests, planned.limits.get(worker), begun, barrier, tokens, url_of, played)
+            for worker, requests in by_worker.items()
+        )
+        played.duration_sec = time.perf_counter() - begun
+
+    async def _worker(
+        self,
+        worker: int,
+        requests: Sequence[PlannedRequest],
+        limit: int | None,
+        begun: float,
+        barrier: _Barrier,
+        tokens: StepTokens,
+        url_of: Route,
+        played: Played,
+    ) -> None:
+        """Play the requests of a worker: at their times, or as its limit lets them."""
+        places = asyncio.Semaphore(len(requests) if limit is None else limit)
+        with bind(worker=worker), span("total_step_duration"):
+            await _together(
+                self._request(request, None if limit else begun, places, tokens, url_of, played)
+                for request in requests
+            )
+            with span("barrier_wait_duration"):
+                await barrier.wait()
+
+    async def _request(
+        self,
+        request: PlannedRequest,
+        begun: float | None,
+        places: asyncio.Semaphore,
+        tokens: StepTokens,
+        url_of: Route,
+        played: Played,
+    ) -> None:
+        if begun is not None:
+            await _until(begun + request.start_sec)
+        async with places:
+            with bind(request_id=request.request_id), span("request", group=request.group) as record:
+                ended = time.perf_counter()
+                sequence, reply = tokens.first[id(request)], []
+                for number, turn in enumerate(request.turns):
+                    due = ended + turn.wait_sec
+                    with bind(turn=number), span("turn"):
+                        if number:
+                            sequence = tokens.next_prompt(request, number, sequence, reply)
+                        await _wait(due, number)
+                        answer = await self._call(
+                            url_of(request, number), sequence, turn.generated_tokens, due, played
+                        )
+                        ended, reply = time.perf_counter(), answer["output_ids"]
+                await _until(ended + request.after_sec)
+                record.add(turns=len(request.turns))
+
+    async def _call(self, url: str, prompt: Any, tokens: int, due: float, played: Played) -> dict[str, Any]:
+        self._calls += 1
+        rid = f"{self.prefix}{self._calls}"
+        with span("generate", rid=rid, server=url.partition("://")[2]) as record:
+            late = time.perf_counter() - due
+            answer = await self._client.generate(url, rid, prompt, tokens)
+            meta = answer["meta_info"]
+            reported = {name: meta[key] for key, name in _META.items() if meta.get(key) is not None}
+            record.add(late_sec=round(late, 6), finish_reason=meta["finish_reason"]["type"], **reported)
+        played.calls += 1
+        played.late_sec.append(late)
+        for name in ("prompt_tokens", "cached_tokens", "generated_tokens"):
+            setattr(played, name, getattr(played, name) + (reported.get(name) or 0))
+        return answer
+
+
+async def _wait(due: float, turn: int) -> None:
+    """Wait as recorded; between two turns, that is what tools and the environment took."""
+    if not turn:
+        await _until(due)
+        return
+    with span("tool", tool="recorded"):
+        await _until(due)
+
+
+async def _until(due: float) -> None:
+    left = due - time.perf_counter()
+    if left > 0:
+        await asyncio.sleep(left)
+
+
+async def _together(coroutines: Any) -> None:
+    """Wait for all; if one fails, or the wait is cancelled, end the others first."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+class _Barrier:
+    """All workers leave together; asyncio has a barrier since Python 3.11 only."""
+
+    def __init__(self, parties: int) -> None:
+        self._missing, self._is_whole = parties, asyncio.Event()
+
+    async def wait(self) -> None:
+        """Wait for the others."""
+        self._missing -= 1
+        if not self._missing:
+            self._is_whole.set()
+        await self._is_whole.wait()

@@ -1,0 +1,1 @@
+"""Start servers, and end them whatever happens."""

@@ -1,0 +1,1 @@
+"""Hold a twin against its record, and measure settings on it."""

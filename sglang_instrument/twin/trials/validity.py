@@ -1,0 +1,148 @@
+"""Hold a twin under the recorded setting against the record: is it one, and which part differs?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import geometric_mean
+from typing import Any, Final
+
+from sglang_instrument.twin.trials.figures import StepFigures
+
+_NEAR: Final = 0.10  # of a time
+_ALIKE: Final = 0.05  # of a mean call, or of the prompts' tokens
+
+
+@dataclass(frozen=True)
+class TwinPart:
+    """A part of the twin beside the record, over the steps that both have.
+
+    Attributes:
+        part: What is compared.
+        unit: Of both means.
+        record, twin: Means over the steps.
+        ratio, low, high: Geometric mean, least and most of twin over record by step; None where one is 0.
+        is_near: Whether they are alike: a time within 10 %, what the cache had within 5 % of the prompts'
+            tokens, the queue within 5 % of a call, counts exactly.
+    """
+
+    part: str
+    unit: str
+    record: float
+    twin: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+    is_near: bool
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of the table `twin_parts`."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Validity:
+    """Whether a twin is one.
+
+    Attributes:
+        parts: All that both sides tell.
+        steps: How many steps both have.
+    """
+
+    parts: tuple[TwinPart, ...]
+    steps: int
+
+    @property
+    def differing(self) -> list[TwinPart]:
+        """The parts that differ."""
+        return [part for part in self.parts if not part.is_near]
+
+    @property
+    def sentence(self) -> str:
+        """In words: how near the steps are, and which parts differ."""
+        if not self.steps:
+            return "the twin has no step that the record has: nothing can be held against it"
+        rollout = self.parts[0]
+        assert rollout.ratio is not None  # noqa: S101 - a step that takes no time has no requests
+        off = max(1, round(100 * (max(rollout.ratio, 1 / rollout.ratio) - 1)))
+        of_steps = f"over {self.steps} step{'s' * (self.steps != 1)}"
+        words = (
+            f"the twin's rollout takes {rollout.ratio:.2f} of the record's "
+            f"({rollout.low:.2f} to {rollout.high:.2f} by step, {of_steps})"
+        )
+        if self.differing:
+            return f"{words}; these parts differ: {', '.join(part.part for part in self.differing)}"
+        return f"{words}: it is within {off} %, and no part differs"
+
+
+def validity_of(record: Mapping[int, StepFigures], twin: Mapping[int, StepFigures]) -> Validity:
+    """Compare the steps that a record and its twin have in common."""
+    pairs = [(record[step], twin[step]) for step in sorted(record) if step in twin]
+    if not pairs:
+        return Validity((), 0)
+    call_sec = sum(before.call_sec for before, _ in pairs) / len(pairs)
+    parts = [
+        _timed(pairs, "rollout", "s", lambda figures: figures.rollout_sec),
+        _timed(pairs, "p50 of requests", "s", lambda figures: figures.p50_sec),
+        _timed(pairs, "p99 of requests", "s", lambda figures: figures.p99_sec),
+        _timed(pairs, "tokens per second", "1/s", lambda figures: figures.tokens_per_sec),
+        _counted(pairs, "calls", lambda figures: figures.calls),
+        _counted(pairs, "prompt tokens", lambda figures: figures.prompt_tokens),
+        _counted(pairs, "generated tokens", lambda figures: figures.generated_tokens),
+        _within(pairs, "cached share", "", lambda figures: figures.cached_share, _ALIKE),
+        _within(pairs, "queue of a call", "s", lambda figures: figures.queue_sec, _ALIKE * call_sec),
+    ]
+    return Validity(tuple(part for part in parts if part is not None), len(pairs))
+
+
+Pairs = Sequence[tuple[StepFigures, StepFigures]]
+_Figure = Callable[[StepFigures], float | None]
+
+
+def _timed(pairs: Pairs, part: str, unit: str, figure: _Figure) -> TwinPart:
+    ratios = _ratios(pairs, figure)
+    near = ratios is not None and abs(log(ratios[0])) <= log(1 + _NEAR)
+    return TwinPart(part, unit, *_means(pairs, figure), *(ratios or (None, None, None)), near)
+
+
+def _counted(pairs: Pairs, part: str, figure: _Figure) -> TwinPart:
+    same = all(figure(before) == figure(after) for before, after in pairs)
+    return TwinPart(part, "", *_means(pairs, figure), *(_ratios(pairs, figure) or (None, None, None)), same)
+
+
+def _within(pairs: Pairs, part: str, unit: str, figure: _Figure, room: float) -> TwinPart | None:
+    known = [pair for pair in pairs if figure(pair[0]) is not None and figure(pair[1]) is not None]
+    if not known:
+        return None
+    before, after = _means(known, figure)
+    ratios = _ratios(known, figure) or (None, None, None)
+    return TwinPart(part, unit, before, after, *ratios, abs(before - after) <= room)
+
+
+def _means(pairs: Pairs, figure: _Figure) -> tuple[float, float]:
+    sides = [[figure(side) or 0.0 for side in both] for both in zip(*pairs, strict=True)]
+    before, after = (sum(side) / len(side) for side in sides)
+    return before, after
+
+
+def _ratios(pairs: Pairs, figure: _Figure) -> tuple[float, float, float] | None:
+    """Return the geometric mean, the least and the most of twin over record."""
+    values = [(figure(before), figure(after)) for before, after in pairs]
+    ratios = [after / before for before, after in values if before and after]
+    if len(ratios) < len(values):
+        return None
+    return geometric_mean(ratios), min(ratios), max(ratios)
+
+
+def interval_of(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios and its 95 % interval by Student's t; of one, as wide as can be."""
+    from scipy.stats import t
+
+    logs = [log(ratio) for ratio in ratios]
+    mean = sum(logs) / len(logs)
+    if len(logs) < 2:
+        return exp(mean), 0.0, float("inf")
+    spread = (sum((value - mean) ** 2 for value in logs) / (len(logs) - 1) / len(logs)) ** 0.5
+    room = float(t.ppf(0.975, len(logs) - 1)) * spread
+    return exp(mean), exp(mean - room), exp(mean + room)
