@@ -21,8 +21,9 @@ def test_each_value_is_a_setting_of_its_own() -> None:
         TwinSetting("max_running_requests=64", ("--max-running-requests", "64")),
         TwinSetting("servers=2", servers=2),
         TwinSetting("router=cache_aware", router="cache_aware"),
-        TwinSetting("router=none"),
+        TwinSetting("router=none", router="none"),
     ]
+    assert [setting.router_before("random") for setting in settings[2:]] == ["random", "cache_aware", None]
     assert settings_of(["--disable-radix-cache=true"])[0].options == ("--disable-radix-cache",)
     assert settings_of(["schedule_policy=a/b c"])[0].folder == "schedule_policy=a_b_c"
 

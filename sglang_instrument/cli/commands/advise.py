@@ -8,14 +8,17 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.tables.changes.advise import LEVERS, LIMITS, VERIFIED
+from sglang_instrument.analysis.tables.changes.twin import TWIN_SETTINGS
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, MISSING, Key
 from sglang_instrument.cli.numbers import duration, percent
-from sglang_instrument.cli.tables import print_json, print_line, print_rows, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_rows, progress_line, reading
 from sglang_instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.advice.advise import Advice
+    from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.twin.trials.twin import TwinAnswer
 
 HELP: Final = """\
 Say which setting to change: what another value would save a step, what it costs, and what shows it.
@@ -25,12 +28,14 @@ meet: times, tokens, turns or retries at which many end, and how many run at onc
 
     sglang-instrument advise logs/gsm8k_600
     sglang-instrument advise --verify logs/before logs/after    # after the change: did it come?
+    sglang-instrument advise logs/gsm8k_600 --twin "python -m sglang.launch_server --model-path M"
 
     setting                    now  proposed  saves s  80 % interval  share %
     max_running_requests        16        32      8.1     6.2 .. 10        14
     data.max_response_length  1024       620      4.0    2.9 .. 5.1         7"""
 
-TABLES: Final = (LEVERS, LIMITS, VERIFIED)
+TABLES: Final = (LEVERS, LIMITS, VERIFIED, TWIN_SETTINGS)
+_TWIN_SEC: Final = 1200.0
 _SAVING: Final = {
     "saves_sec": Key("number", "seconds that a step saves on average"),
     "low": Key("number", "begin of the 80 % interval, in seconds"),
@@ -48,6 +53,8 @@ ANSWER: Final = {
     "limits": Key(LIMITS, optional=True),
     "missing": Key("array", MISSING.meaning, optional=True),
     "assumptions": Key("array", "sentences", optional=True),
+    "measured": Key(TWIN_SETTINGS, "with --twin: the engine's settings, measured on a twin", optional=True),
+    "twin": Key("string", "with --twin: how near the twin is to the record, in words", optional=True),
     "verified": Key(VERIFIED, "with --verify, in place of all others", optional=True),
 }
 
@@ -60,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="what was promised for LOGS, and what came of it in AFTER"
     )
     parser.add_argument("--no-promise", action="store_true", help="do not keep what is promised for --verify")
+    parser.add_argument(
+        "--twin", metavar="COMMAND", help="measure the engine's settings on a twin: see `twin`"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
 
@@ -81,13 +91,52 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, "no_promise", False):
             keep_promises(opened.home, promises_of(advice, name_of_run(opened.folder, opened.run_id)))
     rows = advice.rows(quote(opened.logs))
+    command = getattr(args, "twin", None)
+    receipt = None if command is None else _measured(opened, rows, command)
     if args.json:
-        print_json({"folder": str(opened.folder), **in_json(advice, rows), "limits": LIMITS.in_json(limits)})
+        answer = {"folder": str(opened.folder), **in_json(advice, rows), "limits": LIMITS.in_json(limits)}
+        print_json(answer | ({} if receipt is None else _receipt_in_json(receipt)))
         return 0
     print_advice(opened.name, advice, rows)
     for limit in limits:
         print_line(f"limit: {limit['sentence']}")
+    if receipt is not None:
+        _print_receipt(receipt)
     return 0
+
+
+def _measured(run: Run, rows: list[dict[str, Any]], command: str) -> TwinAnswer:
+    """Measure the first three settings of the engine on a twin.
+
+    Raises:
+        InstrumentError: None of the levers is one of the engine.
+    """
+    from sglang_instrument.twin.agendas.from_log import agenda
+    from sglang_instrument.twin.servers.launches import split_command
+    from sglang_instrument.twin.trials.receipts import measurable
+    from sglang_instrument.twin.trials.twin import Twin, TwinOptions
+
+    settings = tuple(measurable(rows))
+    if not settings:
+        raise InstrumentError(
+            "no lever is a setting of the engine with a value: a twin has nothing to measure"
+        )
+    options = TwinOptions(command=tuple(split_command(command)), settings=settings, time_sec=_TWIN_SEC)
+    with progress_line() as say:
+        return Twin(run, agenda(run), run.home.parent, options, say).measure()
+
+
+def _receipt_in_json(receipt: TwinAnswer) -> dict[str, Any]:
+    return {"measured": TWIN_SETTINGS.in_json(receipt.rows), "twin": receipt.validity.sentence}
+
+
+def _print_receipt(receipt: TwinAnswer) -> None:
+    """Print what a twin measured of the settings above."""
+    print_line(receipt.validity.sentence, "bold")
+    if receipt.rows:
+        print_rows(TWIN_SETTINGS, receipt.rows, title="\nmeasured on a twin")
+    else:
+        print_line("no setting was measured: `twin --launch --force` does, although the twin differs")
 
 
 def _verify(args: argparse.Namespace, after: Path | None) -> int:

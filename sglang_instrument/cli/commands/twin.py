@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 HELP: Final = """\
 Replay a recorded rollout on a real engine: the same turns, lengths, shared prompts, tools and limits, without
-any text. First hold the twin against the record, then measure other settings on it.
+any text. First hold the twin against the record, then measure other settings.
 
     sglang-instrument twin logs/gsm8k_600 --server http://127.0.0.1:30000
-    sglang-instrument twin logs/gsm8k_600 --launch "python -m sglang.launch_server --model-path M" \\
-        --set max_running_requests=64,128 --set servers=2 --set router=cache_aware --time 1800
+    sglang-instrument twin logs/gsm8k_600 --launch "python -m sglang.launch_server --model-path M"
+    sglang-instrument twin logs/gsm8k_600 --launch COMMAND --set max_running_requests=64,128 --set servers=2
 
-`--set NAME=VALUE` adds `--NAME VALUE` to the command, one setting at a time; `servers` and `router` (a policy
-of sglang_router) are words of the twin's own. It records a run for each: logs/gsm8k_600.twin-1 ..., which all
-commands read. Exit 1: the twin differs from its record, and ranks nothing without --force."""
+`--set NAME=VALUE` adds `--NAME VALUE` to the command, one at a time; `servers` and `router` are words of the
+twin's own. Each is a run: logs/gsm8k_600.twin-1 ... Exit 1: the twin differs from its record."""
 
 TABLES: Final = (TWIN_PARTS, TWIN_SETTINGS)
 ANSWER: Final = {
@@ -46,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     select.add_step(parser, "only this step, or these: 60-67; repeatable")
     parser.add_argument("--server", metavar="URL", action="append", help="a server that runs; repeatable")
     parser.add_argument("--launch", metavar="COMMAND", help="start servers by this command, and end them")
+    parser.add_argument("--servers", metavar="N", type=int, help="start so many; default: as in the record")
+    parser.add_argument("--router", metavar="POLICY", help="a router of sglang_router before them")
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
@@ -63,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", metavar="N", type=int, default=1, help="only each N-th group of a step")
     parser.add_argument("--route", metavar="RULE", help="of calls to servers: recorded, group, call")
     parser.add_argument("--vocabulary", metavar="N", type=int, help="tokens that the model knows")
-    parser.add_argument("--timeout", metavar="SEC", type=float, default=3600.0, help="of one call")
     parser.add_argument("--to", metavar="DIR", type=Path, help="for the twin's runs; default: beside LOGS")
     parser.add_argument("--force", action="store_true", help="measure settings, though the twin differs")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -107,6 +107,10 @@ def _options(args: argparse.Namespace) -> TwinOptions:
         raise InstrumentError(f"--route {args.route!r}: must be one of {', '.join(ROUTES)}")
     if bool(args.server) == bool(args.launch):
         raise InstrumentError("the twin needs servers: either --server URL, or --launch COMMAND")
+    if args.server and (args.servers is not None or args.router):
+        raise InstrumentError("--servers and --router go with --launch")
+    if args.servers is not None and args.servers < 1:
+        raise InstrumentError(f"--servers {args.servers}: must be at least 1")
     if args.server and args.asked:
         raise InstrumentError("--set needs --launch: a running server has its settings already")
     for url in args.server or ():
@@ -116,13 +120,14 @@ def _options(args: argparse.Namespace) -> TwinOptions:
     return TwinOptions(
         servers=tuple(args.server or ()),
         command=command,
+        count=args.servers,
+        router=args.router,
         settings=tuple(settings_of(args.asked)),
         time_sec=args.time,
         together=args.together,
         force=args.force,
         route=args.route,
         vocabulary=args.vocabulary,
-        timeout_sec=args.timeout,
     )
 
 

@@ -238,7 +238,8 @@ class Player:
         async with places:
             with bind(request_id=request.request_id), span("request", group=request.group) as record:
                 ended = time.perf_counter()
-                sequence, reply = tokens.first[id(request)], []
+                sequence = tokens.first[id(request)]
+                reply: list[int] = []
                 for number, turn in enumerate(request.turns):
                     due = ended + turn.wait_sec
                     with bind(turn=number), span("turn"):

@@ -17,7 +17,7 @@ _QUERY: Final = ("--query-gpu=index,uuid,memory.used,memory.total", "--format=cs
 class Gpu(NamedTuple):
     """A GPU, with its memory in MiB."""
 
-    index: str
+    number: str
     uuid: str
     used_mib: float
     total_mib: float
@@ -34,7 +34,7 @@ def visible_gpus() -> list[Gpu]:
     if chosen is None:
         return gpus
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    return [gpu for name in names for gpu in gpus if name == gpu.index or gpu.uuid.startswith(name)]
+    return [gpu for name in names for gpu in gpus if name == gpu.number or gpu.uuid.startswith(name)]
 
 
 def parsed(printed: str) -> list[Gpu]:
@@ -43,8 +43,8 @@ def parsed(printed: str) -> list[Gpu]:
     for line in printed.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         try:
-            index, uuid, used, total = cells
-            gpus.append(Gpu(index, uuid, float(used), float(total)))
+            number, uuid, used, total = cells
+            gpus.append(Gpu(number, uuid, float(used), float(total)))
         except ValueError:
             continue
     return gpus
@@ -59,7 +59,7 @@ def demand_free(gpus: Sequence[Gpu]) -> None:
     for gpu in gpus:
         if gpu.used_mib > _MOST_USED * gpu.total_mib:
             raise InstrumentError(
-                f"GPU {gpu.index}: {gpu.used_mib:,.0f} of {gpu.total_mib:,.0f} MiB are in use; the twin "
+                f"GPU {gpu.number}: {gpu.used_mib:,.0f} of {gpu.total_mib:,.0f} MiB are in use; the twin "
                 "needs GPUs of its own: stop what runs there, or choose others by CUDA_VISIBLE_DEVICES"
             )
 

@@ -26,13 +26,18 @@ class TwinSetting:
         name: As the person wrote it, such as "max_running_requests=64"; RECORDED is none.
         options: What is added to the command that starts a server.
         servers: How many servers; None is as many as without it.
-        router: The policy of the router before them; None without one.
+        router: The policy of the router before them, or "none"; None is as without this setting.
     """
 
     name: str
     options: tuple[str, ...] = ()
     servers: int | None = None
     router: str | None = None
+
+    def router_before(self, usual: str | None) -> str | None:
+        """Return the policy of the router before its servers; None without one."""
+        policy = usual if self.router is None else self.router
+        return None if policy == _NONE else policy
 
     @property
     def folder(self) -> str:
@@ -73,7 +78,7 @@ def _setting(name: str, value: str) -> TwinSetting:
             raise InstrumentError(f"--set {words}: must be a number of servers from 1 to 64")
         return TwinSetting(words, servers=int(value))
     if name == _ROUTER:
-        return TwinSetting(words, router=None if value == _NONE else value)
+        return TwinSetting(words, router=value)
     option = f"--{name.replace('_', '-')}"
     return TwinSetting(words, (option,) if value.lower() in _YES else (option, value))
 

@@ -34,6 +34,8 @@ class TwinOptions:
     Attributes:
         servers: Addresses of running servers; empty with `command`.
         command: Starts a server.
+        count: How many servers it starts; None for as many as served the record.
+        router: The policy of a router before them; None without one.
         settings: What is tried beside the command as it is.
         time_sec: No new pass begins after so many seconds.
         together: Whether the servers of all settings are up at once, and take turns by step; else each pass
@@ -44,6 +46,8 @@ class TwinOptions:
 
     servers: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    count: int | None = None
+    router: str | None = None
     settings: tuple[TwinSetting, ...] = ()
     time_sec: float = 0.0
     together: bool = False
@@ -96,7 +100,11 @@ class Twin:
         self._agenda = self.folder / _FILES / "agenda.jsonl"
         self._agenda.parent.mkdir()
         write_agenda(planned, self._agenda)
-        self._steps = [step.step for step in read_agenda(self._agenda)]
+        self._steps, servers = [], set()
+        for step in read_agenda(self._agenda):
+            self._steps.append(step.step)
+            servers |= {turn.server for turn in step.turns if turn.server is not None}
+        self._count = options.count or max(1, len(servers))
         self._run_id = f"{time.strftime('%Y%m%dT%H%M%S')}-twin"
         self._measured: Measured = {}
 
@@ -191,11 +199,11 @@ class Twin:
                 urls = stack.enter_context(
                     launched(
                         with_options(options.command, setting.options),
-                        setting.servers or 1,
+                        setting.servers or self._count,
                         self._environment(folder),
                         folder / _FILES,
                         lambda words: self._say(f"{setting.name}: {words}"),
-                        setting.router,
+                        setting.router_before(options.router),
                     )
                 )
             player = stack.enter_context(

@@ -101,23 +101,26 @@ _Figure = Callable[[StepFigures], float | None]
 
 
 def _timed(pairs: Pairs, part: str, unit: str, figure: _Figure) -> TwinPart:
-    ratios = _ratios(pairs, figure)
-    near = ratios is not None and abs(log(ratios[0])) <= log(1 + _NEAR)
-    return TwinPart(part, unit, *_means(pairs, figure), *(ratios or (None, None, None)), near)
+    ratio, low, high = _ratios(pairs, figure)
+    is_near = ratio is not None and abs(log(ratio)) <= log(1 + _NEAR)
+    record, twin = _means(pairs, figure)
+    return TwinPart(part, unit, record, twin, ratio, low, high, is_near)
 
 
 def _counted(pairs: Pairs, part: str, figure: _Figure) -> TwinPart:
-    same = all(figure(before) == figure(after) for before, after in pairs)
-    return TwinPart(part, "", *_means(pairs, figure), *(_ratios(pairs, figure) or (None, None, None)), same)
+    ratio, low, high = _ratios(pairs, figure)
+    record, twin = _means(pairs, figure)
+    is_near = all(figure(before) == figure(after) for before, after in pairs)
+    return TwinPart(part, "", record, twin, ratio, low, high, is_near)
 
 
 def _within(pairs: Pairs, part: str, unit: str, figure: _Figure, room: float) -> TwinPart | None:
     known = [pair for pair in pairs if figure(pair[0]) is not None and figure(pair[1]) is not None]
     if not known:
         return None
-    before, after = _means(known, figure)
-    ratios = _ratios(known, figure) or (None, None, None)
-    return TwinPart(part, unit, before, after, *ratios, abs(before - after) <= room)
+    record, twin = _means(known, figure)
+    ratio, low, high = _ratios(known, figure)
+    return TwinPart(part, unit, record, twin, ratio, low, high, abs(record - twin) <= room)
 
 
 def _means(pairs: Pairs, figure: _Figure) -> tuple[float, float]:
@@ -126,12 +129,12 @@ def _means(pairs: Pairs, figure: _Figure) -> tuple[float, float]:
     return before, after
 
 
-def _ratios(pairs: Pairs, figure: _Figure) -> tuple[float, float, float] | None:
-    """Return the geometric mean, the least and the most of twin over record."""
+def _ratios(pairs: Pairs, figure: _Figure) -> tuple[float | None, float | None, float | None]:
+    """Return the geometric mean, the least and the most of twin over record; None where one is 0."""
     values = [(figure(before), figure(after)) for before, after in pairs]
     ratios = [after / before for before, after in values if before and after]
     if len(ratios) < len(values):
-        return None
+        return None, None, None
     return geometric_mean(ratios), min(ratios), max(ratios)
 
 
