@@ -10,9 +10,7 @@ from conftest import LIMIT, STEPS, Recorded
 
 from sglang_instrument.analysis import open_run, server_calls
 from sglang_instrument.cli.main import main
-from sglang_instrument.errors import InstrumentError
 from sglang_instrument.twin import agenda, play
-from sglang_instrument.twin.playing.client import TwinError
 from sglang_instrument.twin.trials.figures import figures_of
 
 pytestmark = pytest.mark.engine
@@ -108,21 +106,3 @@ def test_the_command_compares_the_twin_with_the_record(
     assert answer["sentence"].startswith("the twin's rollout takes ")
     assert Path(answer["twin"]) == tmp_path / "run.twin-1"
     assert open_run(answer["twin"]).steps == list(range(1, STEPS + 1))
-
-
-def test_requests_that_do_not_fit_the_context_are_counted(recorded: Recorded, tmp_path: Path) -> None:
-    [step] = agenda(open_run(recorded.folder), steps=[1])
-    longest = max(turn.prompt_tokens + turn.generated_tokens for turn in step.turns)
-    assert longest < 2048
-    lines = tmp_path / "long.jsonl"
-    assert main(["export", str(recorded.folder), "--agenda", str(lines), "--step", "1"]) == 0
-    lines.write_text(lines.read_text().replace('"generated_tokens":', '"generated_tokens":2', 1))
-    from sglang_instrument.twin import read_agenda
-
-    with pytest.raises(TwinError, match=r"step 1: 1 of \d+ calls do not fit the servers' context of 2,048"):
-        play(read_agenda(lines), [recorded.url], name="long", log_dir=tmp_path)
-
-
-def test_a_server_that_is_not_there_is_named(recorded: Recorded, tmp_path: Path) -> None:
-    with pytest.raises(InstrumentError, match=r"http://127.0.0.1:9 does not answer"):
-        play(agenda(open_run(recorded.folder)), ["http://127.0.0.1:9"], name="none", log_dir=tmp_path)

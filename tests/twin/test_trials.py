@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from awaited import wait_for
+from routed_engines import ROUTERS
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
@@ -87,6 +88,20 @@ def answers(url: str) -> bool:
         return bool(counts_of(url) is not None)
     except OSError:
         return False
+
+
+def test_calls_that_do_not_fit_the_context_are_counted(tmp_path: Path) -> None:
+    with launched(command(), 1, {}, tmp_path / "printed") as urls:
+        with pytest.raises(
+            TwinError, match=r"step 1: 16 of 16 calls do not fit the servers' context of 100,000"
+        ):
+            play(made_agenda(tokens=200_000), urls, name="long", log_dir=tmp_path)
+        assert counts_of(urls[0]).get("calls") is None
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InstrumentError, match=r"^http://127.0.0.1:9 does not answer: "):
+        play(made_agenda(), ["http://127.0.0.1:9"], name="none", log_dir=tmp_path)
 
 
 def test_an_interrupt_aborts_what_is_open(tmp_path: Path) -> None:
@@ -185,3 +200,20 @@ def test_servers_get_calls_by_group_or_in_turn(tmp_path: Path) -> None:
             play(made_agenda(1), urls, name=f"route-{route}", log_dir=tmp_path, route=route, warm_up=False)
             assert {counts_of(url)["calls"] for url in urls} == shares
     assert write_agenda(made_agenda(), tmp_path / "agenda.jsonl") == (2, 2 * REQUESTS * TURNS)
+
+
+@pytest.mark.skipif(
+    not (ROUTERS / "router-0.3.2").is_dir(), reason="no router; tests/environments/router.sh makes a place"
+)
+@pytest.mark.parametrize("policy", ["round_robin", "cache_aware"])
+def test_a_router_stands_before_the_servers(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = [str(ROUTERS / "router-0.3.2"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    with launched(command(), 2, {}, tmp_path / "printed", router=policy) as urls:
+        assert len(urls) == 1
+        [played] = play(made_agenda(1), urls, name="routed", log_dir=tmp_path, warm_up=False)
+    assert played.calls == REQUESTS * TURNS
+    printed = (tmp_path / "printed/router.txt").read_text(errors="replace")
+    assert printed.count("/generate") >= REQUESTS * TURNS

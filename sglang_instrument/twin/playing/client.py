@@ -134,20 +134,20 @@ class Client:
         """
         contexts, vocabulary = [], _ANY_VOCABULARY
         for url in self.urls:
-            models, model = await self._ask(url + "/v1/models"), await self._ask(url + "/get_model_info")
+            models, model = await self._ask(url, "/v1/models"), await self._ask(url, "/get_model_info")
             context = next((served.get("max_model_len") for served in models.get("data") or ()), None)
             if isinstance(context, int):
                 contexts.append(context)
             vocabulary = _vocabulary(model.get("model_path")) or vocabulary
         return min(contexts, default=None), vocabulary
 
-    async def _ask(self, url: str) -> dict[str, Any]:
+    async def _ask(self, url: str, path: str) -> dict[str, Any]:
         try:
-            reply = await asyncio.wait_for(self._session.get(url), _ASKED_SEC)
+            reply = await asyncio.wait_for(self._session.get(url + path), _ASKED_SEC)
             answer = orjson.loads(await reply.read()) if reply.status == 200 else {}
         except (aiohttp.ClientError, asyncio.TimeoutError) as reason:
             words = str(reason) or type(reason).__name__
-            raise TwinError(f"{url.rpartition('/')[0]} does not answer: {words}") from None
+            raise TwinError(f"{url} does not answer: {words}") from None
         except orjson.JSONDecodeError:
             answer = {}
         return answer if isinstance(answer, dict) else {}
