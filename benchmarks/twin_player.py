@@ -15,7 +15,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from sglang_instrument.twin import Agenda, PlannedRequest, PlannedStep, PlannedTurn, play
+from sglang_instrument.twin import Agenda, AgendaRequest, AgendaStep, AgendaTurn, play
 from sglang_instrument.twin.servers.launches import free_port
 
 STAND_IN = Path(__file__).parents[1] / "tests/support/stand_in_server.py"
@@ -30,11 +30,11 @@ def requests_of(count, seconds, prompt):
         while now < seconds:
             tokens, wait = dice.randrange(100, 400), dice.uniform(0.05, 0.5) if turns else 0.0
             turns.append(
-                PlannedTurn(length, length - 40 if turns else length, tokens, wait, TOKEN_SEC * tokens)
+                AgendaTurn(length, length - 40 if turns else length, tokens, wait, TOKEN_SEC * tokens)
             )
             now += TOKEN_SEC * tokens + wait
             length += 20
-        yield PlannedRequest(str(number), 0, f"g{number // 4}", dice.uniform(0, RAMP_SEC), tuple(turns))
+        yield AgendaRequest(str(number), 0, f"g{number // 4}", dice.uniform(0, RAMP_SEC), tuple(turns))
 
 
 def main(count=2000, seconds=15.0, prompt=600):
@@ -44,7 +44,7 @@ def main(count=2000, seconds=15.0, prompt=600):
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until_it_answers(url)
-        steps = [PlannedStep(1, tuple(requests_of(int(count), float(seconds), int(prompt))))]
+        steps = [AgendaStep(1, tuple(requests_of(int(count), float(seconds), int(prompt))))]
         with tempfile.TemporaryDirectory() as folder:
             begun, cpu = time.monotonic(), time.process_time()
             [played] = play(Agenda(lambda: iter(steps)), [url], name="late", log_dir=folder, warm_up=False)

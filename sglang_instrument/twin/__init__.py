@@ -9,9 +9,9 @@ from importlib import import_module
 _HOMES = {
     "Agenda": "agendas.planned",
     "Played": "playing.player",
-    "PlannedRequest": "agendas.planned",
-    "PlannedStep": "agendas.planned",
-    "PlannedTurn": "agendas.planned",
+    "AgendaRequest": "agendas.planned",
+    "AgendaStep": "agendas.planned",
+    "AgendaTurn": "agendas.planned",
     "agenda": "agendas.from_log",
     "mooncake_lines": "agendas.mooncake",
     "play": "playing.player",

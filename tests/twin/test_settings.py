@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_instrument.errors import InstrumentError
-from sglang_instrument.twin.servers.gpus import Gpu, demand_free, parsed, shares
+from sglang_instrument.twin.servers.gpus import GpuMemory, demand_free, parsed, shares
 from sglang_instrument.twin.trials.settings import TwinSetting, settings_of, with_options
 
 #: As `nvidia-smi` prints it for an H100 beside one that is in use, and one that is divided (MIG).
@@ -61,14 +61,17 @@ def test_an_option_takes_the_place_of_its_former_value(
 
 def test_a_gpu_whose_memory_is_in_use_is_refused() -> None:
     gpus = parsed(PRINTED)
-    assert gpus == [Gpu("0", "GPU-11111111-aaaa", 4, 81559), Gpu("1", "GPU-22222222-bbbb", 70312, 81559)]
+    assert gpus == [
+        GpuMemory("0", "GPU-11111111-aaaa", 4, 81559),
+        GpuMemory("1", "GPU-22222222-bbbb", 70312, 81559),
+    ]
     demand_free(gpus[:1])
     with pytest.raises(InstrumentError, match=r"GPU 1: 70,312 of 81,559 MiB are in use"):
         demand_free(gpus)
 
 
 def test_servers_share_the_gpus() -> None:
-    gpus = [Gpu(str(number), f"GPU-{number}", 0, 1000) for number in range(4)]
+    gpus = [GpuMemory(str(number), f"GPU-{number}", 0, 1000) for number in range(4)]
     assert shares(gpus, 2, 2) == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
     assert shares(gpus, 1, 2) == [None]
     assert shares([], 3, 1) == [None] * 3

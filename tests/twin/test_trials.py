@@ -16,7 +16,7 @@ from routed_engines import ROUTERS
 from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError
-from sglang_instrument.twin import Agenda, PlannedRequest, PlannedStep, PlannedTurn, play, write_agenda
+from sglang_instrument.twin import Agenda, AgendaRequest, AgendaStep, AgendaTurn, play, write_agenda
 from sglang_instrument.twin.playing.client import TwinError
 from sglang_instrument.twin.playing.player import opened_player
 from sglang_instrument.twin.servers.launches import launched
@@ -26,11 +26,11 @@ REQUESTS, TURNS = 8, 2
 
 
 def made_agenda(steps: int = 2, tokens: int = 40) -> Agenda:
-    turns = tuple(PlannedTurn(50 + 60 * turn, 50 + 40 * turn, tokens, 0.01, 0.05) for turn in range(TURNS))
+    turns = tuple(AgendaTurn(50 + 60 * turn, 50 + 40 * turn, tokens, 0.01, 0.05) for turn in range(TURNS))
     requests = tuple(
-        PlannedRequest(f"r{number}", number % 2, f"g{number // 4}", 0.0, turns) for number in range(REQUESTS)
+        AgendaRequest(f"r{number}", number % 2, f"g{number // 4}", 0.0, turns) for number in range(REQUESTS)
     )
-    return Agenda(lambda: (PlannedStep(number, requests) for number in range(1, steps + 1)))
+    return Agenda(lambda: (AgendaStep(number, requests) for number in range(1, steps + 1)))
 
 
 def counts_of(url: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import orjson
 
 from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.output import writing_output
-from sglang_instrument.twin.agendas.planned import Agenda, PlannedRequest, PlannedStep, PlannedTurn
+from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep, AgendaTurn
 
 _DIGITS: Final = 4  # of seconds
 
@@ -60,7 +60,7 @@ def write_agenda(agenda: Agenda, path: Path) -> tuple[int, int]:
     return steps, turns
 
 
-def _lines_of(step: PlannedStep) -> Iterator[dict[str, Any]]:
+def _lines_of(step: AgendaStep) -> Iterator[dict[str, Any]]:
     limits = {str(worker): limit for worker, limit in step.limits.items()}
     yield {
         "kind": "step",
@@ -103,7 +103,7 @@ def read_agenda(path: Path) -> Agenda:
     return Agenda(lambda: _steps_of(path))
 
 
-def _steps_of(path: Path) -> Iterator[PlannedStep]:
+def _steps_of(path: Path) -> Iterator[AgendaStep]:
     decoder = msgspec.json.Decoder(_StepLine | _TurnLine)
     head: _StepLine | None = None
     turns: list[_TurnLine] = []
@@ -125,12 +125,12 @@ def _steps_of(path: Path) -> Iterator[PlannedStep]:
         yield _step_of(head, turns)
 
 
-def _step_of(head: _StepLine, lines: list[_TurnLine]) -> PlannedStep:
+def _step_of(head: _StepLine, lines: list[_TurnLine]) -> AgendaStep:
     by_request: dict[tuple[int, str], list[_TurnLine]] = {}
     for line in lines:
         by_request.setdefault((line.worker, line.request_id), []).append(line)
     requests = tuple(
-        PlannedRequest(
+        AgendaRequest(
             request_id=of_request[0].request_id,
             worker=of_request[0].worker,
             group=of_request[0].group,
@@ -140,13 +140,11 @@ def _step_of(head: _StepLine, lines: list[_TurnLine]) -> PlannedStep:
         )
         for of_request in by_request.values()
     )
-    return PlannedStep(
-        head.step, requests, head.limits, head.flush, head.common_prefix_tokens, head.evictions
-    )
+    return AgendaStep(head.step, requests, head.limits, head.flush, head.common_prefix_tokens, head.evictions)
 
 
-def _turn_of(line: _TurnLine) -> PlannedTurn:
-    return PlannedTurn(
+def _turn_of(line: _TurnLine) -> AgendaTurn:
+    return AgendaTurn(
         line.prompt_tokens,
         line.shared_prefix_tokens,
         line.generated_tokens,

@@ -11,7 +11,7 @@ from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_w
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.errors import LogError
 from sglang_instrument.twin.agendas.limits import client_limit
-from sglang_instrument.twin.agendas.planned import Agenda, PlannedRequest, PlannedStep
+from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep
 from sglang_instrument.twin.agendas.sharing import Cache, group_names, planned_turns
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def agenda(run: Run, steps: Collection[int] | None = None) -> Agenda:
     begins = _begins(run)
     numbers = joined["step"].unique().sort().to_list()
 
-    def planned() -> Iterator[PlannedStep]:
+    def planned() -> Iterator[AgendaStep]:
         for number in numbers:
             yield _step_of(number, joined.filter(step=number), begins, cache)
 
@@ -131,7 +131,7 @@ def _begins(run: Run) -> dict[tuple[int, int], int]:
 
 def _step_of(
     number: int, calls: pl.DataFrame, begins: dict[tuple[int, int], int], cache: Cache
-) -> PlannedStep:
+) -> AgendaStep:
     first_us = min(int(calls["request_start_us"].min()), int(calls["start_us"].min()))  # type: ignore[arg-type]
     last_us = int(calls["end_us"].max())  # type: ignore[arg-type]
     has_evictions = cache.was_full(first_us, last_us)
@@ -145,7 +145,7 @@ def _step_of(
     for chain, group, of_chain in zip(chains, names, turns, strict=True):
         first, last = chain[0], chain[-1]
         requests.append(
-            PlannedRequest(
+            AgendaRequest(
                 request_id=first["name"],
                 worker=first["worker"],
                 group=group,
@@ -165,7 +165,7 @@ def _step_of(
         for worker in sorted(begin_of)
     }
     is_flushed = cache.was_flushed(number, earliest, first_us)
-    return PlannedStep(number, tuple(requests), limits, is_flushed, common, has_evictions)
+    return AgendaStep(number, tuple(requests), limits, is_flushed, common, has_evictions)
 
 
 def _chains(calls: pl.DataFrame) -> Iterator[list[dict[str, Any]]]:

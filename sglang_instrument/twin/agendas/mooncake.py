@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from sglang_instrument.twin.agendas.planned import Agenda, PlannedRequest, PlannedStep
+from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep
 from sglang_instrument.twin.agendas.sequences import Piece, first_prompt, fresh_tokens, kept_pieces
 
 _BLOCK: Final = 512  # tokens
@@ -34,7 +34,7 @@ def mooncake_lines(agenda: Agenda) -> Iterator[dict[str, Any]]:
         begin_sec += max(map(_end_of, step.requests), default=0.0)
 
 
-def _calls_of(step: PlannedStep, request: PlannedRequest) -> Iterator[tuple[float, list[Piece], int]]:
+def _calls_of(step: AgendaStep, request: AgendaRequest) -> Iterator[tuple[float, list[Piece], int]]:
     """Yield of each call when it was made, its prompt, and the tokens of its reply."""
     now, sequence = request.start_sec, first_prompt(step, request)
     for number, turn in enumerate(request.turns):
@@ -49,7 +49,7 @@ def _calls_of(step: PlannedStep, request: PlannedRequest) -> Iterator[tuple[floa
         sequence = [*sequence, (reply, 0, turn.generated_tokens)]
 
 
-def _end_of(request: PlannedRequest) -> float:
+def _end_of(request: AgendaRequest) -> float:
     took = sum(turn.wait_sec + turn.call_sec for turn in request.turns)
     return request.start_sec + took + request.after_sec
 

@@ -10,7 +10,7 @@ from sglang_instrument.errors import InstrumentError
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTurn:
+class AgendaTurn:
     """One call of the engine.
 
     Attributes:
@@ -34,7 +34,7 @@ class PlannedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRequest:
+class AgendaRequest:
     """One request, which is a closed loop: each turn begins when the one before and its wait end.
 
     Attributes:
@@ -49,12 +49,12 @@ class PlannedRequest:
     worker: int
     group: str
     start_sec: float
-    turns: tuple[PlannedTurn, ...]
+    turns: tuple[AgendaTurn, ...]
     after_sec: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStep:
+class AgendaStep:
     """One step of a rollout: it ends with its last request, and workers wait for each other.
 
     Attributes:
@@ -67,14 +67,14 @@ class PlannedStep:
     """
 
     step: int
-    requests: tuple[PlannedRequest, ...]
+    requests: tuple[AgendaRequest, ...]
     limits: dict[int, int | None] = field(default_factory=dict)
     is_flushed: bool = False
     common_prefix_tokens: int = 0
     has_evictions: bool = False
 
     @property
-    def turns(self) -> Iterator[PlannedTurn]:
+    def turns(self) -> Iterator[AgendaTurn]:
         """All turns of all requests."""
         return (turn for request in self.requests for turn in request.turns)
 
@@ -88,10 +88,10 @@ class Agenda:
         missing: Sentences: what the log does not tell, what that means, and what records it.
     """
 
-    steps: Callable[[], Iterator[PlannedStep]]
+    steps: Callable[[], Iterator[AgendaStep]]
     missing: tuple[str, ...] = ()
 
-    def __iter__(self) -> Iterator[PlannedStep]:
+    def __iter__(self) -> Iterator[AgendaStep]:
         """Yield the steps in order."""
         return self.steps()
 
@@ -117,7 +117,7 @@ def thinned(agenda: Agenda, every: int = 1, server: str | None = None) -> Agenda
     if server is not None:
         note.append(f"only requests of {server} are played: the twin is one server's share, and needs one")
 
-    def steps() -> Iterator[PlannedStep]:
+    def steps() -> Iterator[AgendaStep]:
         for step in agenda:
             groups = list(dict.fromkeys(request.group for request in step.requests))
             wanted = set(groups[::every])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.twin.agendas.planned import PlannedRequest, PlannedStep
+from sglang_instrument.twin.agendas.planned import AgendaRequest, AgendaStep
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ _LOWEST: Final = 10
 _COMMON: Final = "common"
 
 
-def first_prompt(step: PlannedStep, request: PlannedRequest) -> list[Piece]:
+def first_prompt(step: AgendaStep, request: AgendaRequest) -> list[Piece]:
     """Return the first prompt of a request: what all groups share, what its group shares, and the rest."""
     first = request.turns[0]
     shared = min(first.shared_prefix_tokens, first.prompt_tokens)
@@ -33,7 +33,7 @@ def first_prompt(step: PlannedStep, request: PlannedRequest) -> list[Piece]:
     ]
 
 
-def fresh_tokens(step: PlannedStep, request: PlannedRequest, turn: int) -> str:
+def fresh_tokens(step: AgendaStep, request: AgendaRequest, turn: int) -> str:
     """Return the name of the tokens that a turn adds to the sequence."""
     return f"{step.step} {request.worker} {request.request_id} {turn}"
 
@@ -72,7 +72,7 @@ class StepTokens:
         vocabulary: How many tokens the model knows.
     """
 
-    def __init__(self, step: PlannedStep, vocabulary: int) -> None:
+    def __init__(self, step: AgendaStep, vocabulary: int) -> None:
         import numpy as np
 
         self._streams: dict[str, Any] = {}
@@ -98,7 +98,7 @@ class StepTokens:
                 for number, turn in enumerate(request.turns)
             ]
 
-    def next_prompt(self, request: PlannedRequest, number: int, sequence: Ids, reply: list[int]) -> Ids:
+    def next_prompt(self, request: AgendaRequest, number: int, sequence: Ids, reply: list[int]) -> Ids:
         """Return the prompt of a later turn: of the sequence so far what is shared, and fresh tokens."""
         import numpy as np
 

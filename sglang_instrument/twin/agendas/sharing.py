@@ -12,7 +12,7 @@ from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.reading.records.engine_fields import caller_rid, count
 from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.run.newest_records import newest_records
-from sglang_instrument.twin.agendas.planned import PlannedTurn
+from sglang_instrument.twin.agendas.planned import AgendaTurn
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -117,7 +117,7 @@ def group_names(chains: Sequence[Chain], cache: Cache) -> list[str]:
 
 def planned_turns(
     chains: Sequence[Chain], names: Sequence[str], cache: Cache, has_evictions: bool
-) -> tuple[int, list[list[PlannedTurn]]]:
+) -> tuple[int, list[list[AgendaTurn]]]:
     """Return how many tokens the prompts of all groups share, and the turns of each request."""
     prompts, hits = defaultdict(list), defaultdict(list)
     for chain, name in zip(chains, names, strict=True):
@@ -138,15 +138,15 @@ def planned_turns(
 
 def _turns_of(
     chain: Chain, shared: int, leading: int, page_tokens: int, has_evictions: bool
-) -> list[PlannedTurn]:
-    turns: list[PlannedTurn] = []
+) -> list[AgendaTurn]:
+    turns: list[AgendaTurn] = []
     before: dict[str, Any] | None = None
     ended_us = chain[0]["request_start_us"]
     for call in chain:
         if before is not None:
             shared = _shared(before, call, leading, page_tokens, has_evictions)
         turns.append(
-            PlannedTurn(
+            AgendaTurn(
                 prompt_tokens=call["prompt_tokens"],
                 shared_prefix_tokens=shared,
                 generated_tokens=call["completion_tokens"],

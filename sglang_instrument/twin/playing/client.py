@@ -35,7 +35,7 @@ class TwinError(InstrumentError):
     """A replay cannot go on: a server died, refuses a request, or takes too long."""
 
 
-class Client:
+class TwinClient:
     """A client of some servers, or of a router before them.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any
 from sglang_instrument import install, installed, uninstall
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.twin.agendas.files import read_agenda
-from sglang_instrument.twin.agendas.planned import PlannedStep
+from sglang_instrument.twin.agendas.planned import AgendaStep
 from sglang_instrument.twin.playing.player import opened_player
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
@@ -46,7 +46,7 @@ async def _play(order: dict[str, Any]) -> None:
         order["urls"], order["route"], order["vocabulary"], order["timeout_sec"]
     ) as player:
         _answer({"ready": True})
-        steps: Iterator[PlannedStep] = iter(())
+        steps: Iterator[AgendaStep] = iter(())
         now = -1
         while line := await asyncio.to_thread(sys.stdin.readline):
             number, place = map(int, line.split())

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from sglang_instrument import bind, install, installed, span, step, uninstall
 from sglang_instrument.errors import InstrumentError
-from sglang_instrument.twin.agendas.planned import Agenda, PlannedRequest, PlannedStep
+from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep
 from sglang_instrument.twin.agendas.sequences import StepTokens
-from sglang_instrument.twin.playing.client import Client, TwinError
+from sglang_instrument.twin.playing.client import TwinClient, TwinError
 from sglang_instrument.twin.playing.open_files import allow_open_files
 from sglang_instrument.twin.playing.routes import Route, route_of
 
@@ -122,7 +122,7 @@ async def opened_player(
     servers: Sequence[str], route: str | None, vocabulary: int | None, timeout_sec: float
 ) -> AsyncIterator[Player]:
     """Yield a player whose servers answer; abort what it has left open at the end."""
-    client = Client(servers, timeout_sec)
+    client = TwinClient(servers, timeout_sec)
     player: Player | None = None
     try:
         context, known = await client.limits()
@@ -144,13 +144,13 @@ class Player:
         context: How many tokens a request may have; None if not known.
     """
 
-    def __init__(self, client: Client, route: str | None, vocabulary: int, context: int | None) -> None:
+    def __init__(self, client: TwinClient, route: str | None, vocabulary: int, context: int | None) -> None:
         self._client, self._rule, self._vocabulary, self._context = client, route, vocabulary, context
         self.prefix = f"twin-{token_hex(4)}-"  # servers abort by it
         self.is_interrupted = False
         self._calls = 0
 
-    async def play(self, planned: PlannedStep) -> Played:
+    async def play(self, planned: AgendaStep) -> Played:
         """Play a step; return what was counted."""
         self._demand_room(planned)
         allow_open_files(len(planned.requests))
@@ -176,7 +176,7 @@ class Player:
         await asyncio.sleep(_SETTLING_SEC)
         return played
 
-    def _demand_room(self, planned: PlannedStep) -> None:
+    def _demand_room(self, planned: AgendaStep) -> None:
         """Raise if requests do not fit the servers' context."""
         if self._context is None:
             return
@@ -190,10 +190,10 @@ class Player:
             )
 
     async def _all_workers(
-        self, planned: PlannedStep, tokens: StepTokens, url_of: Route, played: Played
+        self, planned: AgendaStep, tokens: StepTokens, url_of: Route, played: Played
     ) -> None:
         begun = time.perf_counter()
-        by_worker: dict[int, list[PlannedRequest]] = {}
+        by_worker: dict[int, list[AgendaRequest]] = {}
         for request in planned.requests:
             by_worker.setdefault(request.worker, []).append(request)
         barrier = _Barrier(len(by_worker))
@@ -206,7 +206,7 @@ class Player:
     async def _worker(
         self,
         worker: int,
-        requests: Sequence[PlannedRequest],
+        requests: Sequence[AgendaRequest],
         limit: int | None,
         begun: float,
         barrier: _Barrier,
@@ -226,7 +226,7 @@ class Player:
 
     async def _request(
         self,
-        request: PlannedRequest,
+        request: AgendaRequest,
         begun: float | None,
         places: asyncio.Semaphore,
         tokens: StepTokens,

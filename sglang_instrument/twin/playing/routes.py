@@ -7,7 +7,7 @@ from itertools import count
 from typing import Final
 
 from sglang_instrument.errors import InstrumentError
-from sglang_instrument.twin.agendas.planned import PlannedRequest, PlannedStep
+from sglang_instrument.twin.agendas.planned import AgendaRequest, AgendaStep
 
 RECORDED: Final = "recorded"
 GROUP: Final = "group"
@@ -15,10 +15,10 @@ CALL: Final = "call"
 ROUTES: Final = (RECORDED, GROUP, CALL)
 
 #: The address for a turn of a request.
-Route = Callable[[PlannedRequest, int], str]
+Route = Callable[[AgendaRequest, int], str]
 
 
-def route_of(step: PlannedStep, urls: Sequence[str], rule: str | None) -> Route:
+def route_of(step: AgendaStep, urls: Sequence[str], rule: str | None) -> Route:
     """Return what chooses the server of each turn.
 
     Args:

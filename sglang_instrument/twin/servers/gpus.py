@@ -14,7 +14,7 @@ _MOST_USED: Final = 0.05  # of the memory: a driver takes some of it
 _QUERY: Final = ("--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
 
 
-class Gpu(NamedTuple):
+class GpuMemory(NamedTuple):
     """A GPU, with its memory in MiB."""
 
     number: str
@@ -23,7 +23,7 @@ class Gpu(NamedTuple):
     total_mib: float
 
 
-def visible_gpus() -> list[Gpu]:
+def visible_gpus() -> list[GpuMemory]:
     """Return the GPUs that a server would see; none without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -37,20 +37,20 @@ def visible_gpus() -> list[Gpu]:
     return [gpu for name in names for gpu in gpus if name == gpu.number or gpu.uuid.startswith(name)]
 
 
-def parsed(printed: str) -> list[Gpu]:
+def parsed(printed: str) -> list[GpuMemory]:
     """Return what `nvidia-smi` printed; a GPU that tells no memory (MIG) is left out."""
     gpus = []
     for line in printed.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         try:
             number, uuid, used, total = cells
-            gpus.append(Gpu(number, uuid, float(used), float(total)))
+            gpus.append(GpuMemory(number, uuid, float(used), float(total)))
         except ValueError:
             continue
     return gpus
 
 
-def demand_free(gpus: Sequence[Gpu]) -> None:
+def demand_free(gpus: Sequence[GpuMemory]) -> None:
     """Raise if the memory of a GPU is in use: a server there would measure its neighbour.
 
     Raises:
@@ -64,7 +64,7 @@ def demand_free(gpus: Sequence[Gpu]) -> None:
             )
 
 
-def shares(gpus: Sequence[Gpu], servers: int, per_server: int) -> list[str | None]:
+def shares(gpus: Sequence[GpuMemory], servers: int, per_server: int) -> list[str | None]:
     """Return CUDA_VISIBLE_DEVICES of each server; None leaves it as it is.
 
     Raises:
