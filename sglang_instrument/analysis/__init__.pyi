@@ -33,6 +33,8 @@ from sglang_instrument.analysis.answers.routing.conversations import affinity as
 from sglang_instrument.analysis.answers.routing.conversations import cached_by_turn as cached_by_turn
 from sglang_instrument.analysis.answers.routing.conversations import followed_calls as followed_calls
 from sglang_instrument.analysis.answers.routing.conversations import with_cached as with_cached
+from sglang_instrument.analysis.answers.routing.idle import gpu_shares as gpu_shares
+from sglang_instrument.analysis.answers.routing.idle import idle_table as idle_table
 from sglang_instrument.analysis.answers.routing.load import balance as balance
 from sglang_instrument.analysis.answers.routing.load import load_over_time as load_over_time
 from sglang_instrument.analysis.answers.routing.load import server_table as server_table

@@ -113,8 +113,10 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
         },
     ),
     "servers": (
-        ["--over-time"],
+        ["--over-time", "--idle"],
         {
+            "idle": lambda run: a.idle_table(run).to_dicts(),
+            "gpus": a.gpu_shares,
             "servers": lambda run: a.server_table(calls_of(run), samples_of(run)).to_dicts(),
             "balance": lambda run: a.balance(a.server_table(calls_of(run), samples_of(run))),
             "affinity": lambda run: a.affinity(a.followed_calls(calls_of(run))),

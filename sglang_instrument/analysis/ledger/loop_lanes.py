@@ -185,7 +185,7 @@ def moments(lanes: LoopLanes) -> pl.DataFrame:
     points = pl.concat(ends).unique().sort().to_frame("at_us")
     points = points.with_columns(until_us=pl.col("at_us").shift(-1)).drop_nulls()
     for table in tables:
-        points = _looked_up(points, table)
+        points = looked_up(points, table)
     points = points.drop_nulls("step").with_columns(
         pl.col("flying", "tested", "piece_validates").fill_null(False)
     )
@@ -209,8 +209,8 @@ def _first_of(tables: list[pl.DataFrame]) -> pl.DataFrame:
         ends = [intervals[name] for intervals in (first, table) for name in ("from_us", "to_us")]
         points = pl.concat(ends).unique().sort().to_frame("at_us")
         points = points.with_columns(until_us=pl.col("at_us").shift(-1)).drop_nulls()
-        points = _looked_up(points, first.rename({"part": "part_1", "event": "event_1"}))
-        points = _looked_up(points, table.rename({"part": "part_2", "event": "event_2"}))
+        points = looked_up(points, first.rename({"part": "part_1", "event": "event_1"}))
+        points = looked_up(points, table.rename({"part": "part_2", "event": "event_2"}))
         chosen = points.select(
             part=pl.coalesce("part_1", "part_2"),
             event=pl.when(pl.col("part_1").is_null()).then("event_2").otherwise("event_1"),
@@ -221,7 +221,7 @@ def _first_of(tables: list[pl.DataFrame]) -> pl.DataFrame:
     return first
 
 
-def _looked_up(points: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+def looked_up(points: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """Add to each moment what a table without overlaps says of it; null where it says nothing."""
     names = [name for name in table.columns if name not in ("from_us", "to_us")]
     begun = table.sort("from_us").rename({"from_us": "at_us", "to_us": "ends_us"})

@@ -9,6 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.routing.conversations import affinity, followed_calls
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table, gpu_table
+from sglang_instrument.analysis.answers.routing.idle import gpu_shares, idle_table, idle_words
 from sglang_instrument.analysis.answers.routing.load import balance, load_by_slice, server_table
 from sglang_instrument.analysis.answers.routing.samples import server_samples
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
@@ -41,10 +42,12 @@ def server_section(run: Run) -> dict[str, Any] | None:
     table = server_table(calls, server_samples(run, calls))
     drawn = bars(load_by_slice(calls, _SLICES))
     words = (balance_words(balance(table)), *affinity_words(affinity(followed_calls(calls))))
+    idle = idle_table(run)
+    idles = idle_words(idle, gpu_shares(run)) if len(idle) else []
     return {
         "rows": [{**row, "bars": drawn.get(row["server"], "")} for row in table.head(_MOST).to_dicts()],
         "of_rows": len(table),
-        "sentences": [*filter(None, words), *unknown_words(table)],
+        "sentences": [*filter(None, words), *idles, *unknown_words(table)],
     }
 
 
