@@ -68,6 +68,12 @@ def compared(run: Run) -> Any:
 
 _COMPARED: dict[Path, Any] = {}
 
+
+def steps_of(run: Run) -> Any:
+    """The steps of the run that are compared with its own."""
+    return compared(run).steps, compared(run).other_steps
+
+
 #: For each command: its arguments, and the call that returns each key of its answer.
 ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "summary": (
@@ -216,6 +222,8 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "cold_a": lambda run: compared(run).cold,
             "cold_b": lambda run: compared(run).other_cold,
             "paired": lambda run: compared(run).paired,
+            "changes": lambda run: a.change_table(*(run, run), *steps_of(run)).to_dicts(),
+            "reasons": lambda run: a.reason_table(*(run, run), *steps_of(run)).to_dicts(),
             "settings": lambda run: [
                 difference._asdict()
                 for difference in a.differing_settings(a.settings_of(run.home), a.settings_of(run.home))

@@ -123,7 +123,7 @@ MAY_IMPORT = {
     "analysis.answers.weights": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.changes": LEDGER
     | {"analysis.answers", "analysis.answers.engine"}
-    | {"analysis.answers.routing", "analysis.answers.asynchronous"},
+    | {"analysis.answers.routing", "analysis.answers.asynchronous", "analysis.settings"},
     "analysis.answers.routing": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.answers.asynchronous": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.verdict.evidence": LEDGER | ROUTING,

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.tables.changes.compare import (
+    CHANGED_PARTS,
     COMPARED_CONDITIONS,
     COMPARED_METRICS,
     DIFFERING_SETTINGS,
+    REASONS,
 )
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import Key
@@ -22,6 +24,8 @@ from sglang_instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import polars as pl
 
     from sglang_instrument.analysis.changes.compare import Comparison, Condition
     from sglang_instrument.analysis.tables.column import Cell
@@ -42,12 +46,13 @@ Metrics that do not depend on which replies the model drew: engine (seconds a to
 concurrency), tool, interaction (a turn), reward (a request), environment, preprocess, postprocess, broadcast,
 cache, weights, between_steps (a step). Metrics that do: duration, tokens_per_sec, response_tokens, p50, p99,
 straggler_share. Equal runs are called different, in any metric, in nominally 3 % of comparisons.
+Then why: differences of settings, versions, hosts and lengths, by how much of the steps' difference each can carry.
 
 --fail-if "METRIC > Nx" (or <) asks whether the ratio lies beyond N. Exit codes: 0 no condition holds; 1 one
 holds; 2 no comparison; 3 too few steps to tell, or a metric that was not measured: for a condition, or
 without conditions for every metric. It never passes with too few steps, and says how many would do."""
 
-TABLES: Final = (COMPARED_METRICS, COMPARED_CONDITIONS, DIFFERING_SETTINGS)
+TABLES: Final = (COMPARED_METRICS, COMPARED_CONDITIONS, CHANGED_PARTS, REASONS, DIFFERING_SETTINGS)
 ANSWER: Final = {
     "a": Key("string", "the folder of A"),
     "b": Key("string", "the folder of B"),
@@ -61,9 +66,13 @@ ANSWER: Final = {
     "metrics": Key(COMPARED_METRICS),
     "conditions": Key(COMPARED_CONDITIONS),
     "settings": Key(DIFFERING_SETTINGS),
+    "changes": Key(CHANGED_PARTS),
+    "reasons": Key(REASONS),
 }
 _STYLES: Final = {"slower": "bold red", "faster": "bold green", "same": "bold green", "undecided": "bold"}
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9]*\.?[0-9]+)\s*x?\s*$")
+_HARDLY: Final = 0.03  # of a step of A: no reasons are printed for less
+_MOST_PARTS: Final = 4
 _TOO_FEW: Final = "too few steps"
 _NOT_MEASURED: Final = "not measured"
 _TOLD: Final = ("higher", "lower", "same")
@@ -87,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; return 1 if a condition holds, 3 if there are too few steps to tell."""
     from sglang_instrument.analysis.changes.compare import compare_runs
+    from sglang_instrument.analysis.changes.reasons import change_table, reason_table
     from sglang_instrument.analysis.settings.differences import differing_settings
     from sglang_instrument.analysis.settings.recorded import settings_of_run
 
@@ -94,6 +104,9 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         first, second = select.open_logs(args, args.a, progress), select.open_logs(args, args.b, progress)
         compared = compare_runs(first, second)
+        compared_steps = (compared.steps, compared.other_steps)
+        changes = change_table(first, second, *compared_steps)
+        reasons = reason_table(first, second, *compared_steps)
     for opened, its_steps in ((first, compared.steps), (second, compared.other_steps)):
         if not its_steps:
             raise InstrumentError(f"{opened.folder}: no training step has a record yet")
@@ -112,10 +125,15 @@ def run(args: argparse.Namespace) -> int:
         }
         settings_rows = json_of(differences)
         runs = {"a": first.logs, "b": second.logs}
-        print_json({**runs, **steps, **left_out, **cold, **answer, "settings": settings_rows})
+        why = {
+            "changes": CHANGED_PARTS.in_json(changes.to_dicts()),
+            "reasons": REASONS.in_json(reasons.to_dicts()),
+        }
+        print_json({**runs, **steps, **left_out, **cold, **answer, "settings": settings_rows, **why})
     else:
         print_differences(differences, bool(settings and other_settings))
         _print(f"{second.name} against {first.name}", compared, rows, condition_rows)
+        _print_reasons(changes, reasons)
     if condition_rows:
         outcomes = {condition["outcome"] for condition in condition_rows}
         return 1 if "holds" in outcomes else 3 if outcomes & {_TOO_FEW, _NOT_MEASURED} else 0
@@ -157,6 +175,19 @@ def _print(
         else:
             word = "failed" if condition["outcome"] == "holds" else "passed"
             print_line(f"{word}: {condition['condition']}: {ratio}")
+
+
+def _print_reasons(changes: pl.DataFrame, reasons: pl.DataFrame) -> None:
+    """Print which parts of a step changed, and what can carry that; nothing where steps hardly differ."""
+    from sglang_instrument.analysis.changes.reasons import reason_words
+
+    whole, usual = (float(changes[name].sum()) for name in ("change_sec", "a_sec"))
+    if abs(whole) < _HARDLY * usual:
+        return
+    parts = [f"{row['change_sec']:+.3g} s {row['part']}" for row in changes.head(_MOST_PARTS).to_dicts()]
+    print_told("a step of B", f"{whole:+.3g} s against A: {', '.join(parts)}")
+    for sentence in reason_words(reasons):
+        print_told("why", sentence)
 
 
 def _in_one_unit(row: Row) -> list[str]:

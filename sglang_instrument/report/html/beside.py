@@ -10,6 +10,7 @@ from sglang_instrument.analysis.advice.findings import findings_with_changes
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.changes.compare import compare_runs
 from sglang_instrument.analysis.changes.conclusion import conclusion_of
+from sglang_instrument.analysis.changes.reasons import reason_table, reason_words
 from sglang_instrument.analysis.changes.run_names import dated_names_of, names_of
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html.answers import comparison
@@ -43,7 +44,10 @@ def beside(run: Run, other: Run, first_story: Mapping[str, Any]) -> tuple[_Story
             "AB", names_of(run, other), stories, reversed(stories), strict=True
         )
     ]
-    words = {**asdict(conclusion_of(compared)), "runs": runs, "other_logs": other.logs}
+    reasons = reason_table(run, other, compared.steps, compared.other_steps)
+    concluded = conclusion_of(compared)
+    why = list(reason_words(reasons)) if concluded.outcome in ("slower", "faster") else []
+    words = {**asdict(concluded), "why": why, "runs": runs, "other_logs": other.logs}
     return words, comparison(compared, other), list(dated_names_of(run, other))
 
 

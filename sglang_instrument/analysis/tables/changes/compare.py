@@ -89,6 +89,42 @@ COMPARED_CONDITIONS: Final = Table(
         Column("steps_needed", _NEEDED.format("it"), "count", terminal=False, formerly="needed"),
     ),
 )
+CHANGED_PARTS: Final = Table(
+    name="changed_parts",
+    row="a part of a step, those that changed most first; a terminal prints the largest in a sentence",
+    commands=("compare",),
+    columns=(
+        Column(
+            "part",
+            "of the ledger; the engine's calls are queue, prefill and decode, where known",
+            terminal=False,
+        ),
+        Column("a_sec", "mean seconds of a step of A", "time", terminal=False),
+        Column("b_sec", "the same of B", "time", terminal=False),
+        Column("change_sec", "B less A", "time", terminal=False),
+    ),
+)
+REASONS: Final = Table(
+    name="reasons",
+    row="a difference of lengths, settings, versions, machines or hosts; those that can carry most first",
+    commands=("compare",),
+    columns=(
+        Column("kind", "lengths, setting, version, machine or hosts", terminal=False),
+        Column("what", "its name", terminal=False),
+        Column("a", "in A, in words", terminal=False),
+        Column("b", "in B", terminal=False),
+        Column("works_on", "the parts of a step that it works on; nothing; not known", terminal=False),
+        Column(
+            "sec",
+            "the most seconds of the difference of a step that it can carry; negative where B is faster; "
+            "null where not known. Several can carry the same seconds",
+            "number",
+            terminal=False,
+        ),
+        Column("share", "of the difference of a step", "share", terminal=False),
+        Column("sentence", "the same in words", terminal=False),
+    ),
+)
 DIFFERING_SETTINGS: Final = Table(
     name="differing_settings",
     row="a setting that differs",
