@@ -46,7 +46,7 @@ Metrics that do not depend on which replies the model drew: engine (seconds a to
 concurrency), tool, interaction (a turn), reward (a request), environment, preprocess, postprocess, broadcast,
 cache, weights, between_steps (a step). Metrics that do: duration, tokens_per_sec, response_tokens, p50, p99,
 straggler_share. Equal runs are called different, in any metric, in nominally 3 % of comparisons.
-Then why: differences of settings, versions, hosts and lengths, by how much of the steps' difference each can carry.
+Then why: settings, versions, hosts and lengths that differ, by how much of the difference each can carry.
 
 --fail-if "METRIC > Nx" (or <) asks whether the ratio lies beyond N. Exit codes: 0 no condition holds; 1 one
 holds; 2 no comparison; 3 too few steps to tell, or a metric that was not measured: for a condition, or
