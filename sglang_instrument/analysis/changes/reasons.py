@@ -103,8 +103,8 @@ def reason_table(run: "Run", other: "Run", steps: Sequence[int], other_steps: Se
     rows += [_of_setting(difference, changes, whole, parts, others) for difference in differences]
     hosts = _hosts(run), _hosts(other)
     if all(hosts) and hosts[0] != hosts[1]:
-        shown = tuple(_few(names) for names in hosts)
-        rows.append(_row("hosts", "hosts", *shown, (EVERYTHING,), changes, whole, ""))
+        shown = (_few(hosts[0]), _few(hosts[1]))
+        rows.append(_row("hosts", "hosts", shown, (EVERYTHING,), changes, whole, ""))
     table = pl.DataFrame(rows, schema=_SCHEMA)
     return table.sort(pl.col("share").fill_null(-0.5), descending=True, maintain_order=True)
 
@@ -122,7 +122,7 @@ def change_table(run: "Run", other: "Run", steps: Sequence[int], other_steps: Se
         part; a_sec, b_sec: mean seconds of a step; change_sec.
     """
     parts, others = parts_of(run, steps).sec, parts_of(other, other_steps).sec
-    names = [*dict.fromkeys([*parts, *others])]
+    names = sorted({*parts, *others})
     rows = [(name, parts.get(name, 0.0), others.get(name, 0.0)) for name in names]
     schema = {"part": pl.String, "a_sec": pl.Float64, "b_sec": pl.Float64}
     table = pl.DataFrame(rows, schema=schema, orient="row")
@@ -136,7 +136,7 @@ def _changes(parts: StepParts, others: StepParts) -> dict[str, float]:
     Decoding takes time in proportion to tokens, at the speed of A: to all of a step, or to those of the
     request that ends last, whichever explains more.
     """
-    names = dict.fromkeys([*parts.sec, *others.sec])
+    names = sorted({*parts.sec, *others.sec})
     changes = {name: others.sec.get(name, 0.0) - parts.sec.get(name, 0.0) for name in names}
     decoding = DECODE if DECODE in parts.sec and DECODE in others.sec else ENGINE
     if parts.tokens and others.tokens and decoding in changes:
@@ -148,10 +148,10 @@ def _changes(parts: StepParts, others: StepParts) -> dict[str, float]:
 
 
 def _lengths(parts: StepParts, others: StepParts, changes: dict[str, float], whole: float) -> dict[str, Any]:
-    shown = tuple(f"{tokens:,.0f} tokens a step" for tokens in (parts.tokens, others.tokens))
+    shown = (f"{parts.tokens:,.0f} tokens a step", f"{others.tokens:,.0f} tokens a step")
     times = _times_as_long(parts, others)[1:]
     last = f", the last response {times[0]:.2f} times as long" if times else ""
-    return _row("lengths", LENGTHS, *shown, (LENGTHS,), changes, whole, last)
+    return _row("lengths", LENGTHS, shown, (LENGTHS,), changes, whole, last)
 
 
 def _times_as_long(parts: StepParts, others: StepParts) -> list[float]:
@@ -170,14 +170,13 @@ def _of_setting(
     known = parts.retractions is not None and others.retractions is not None
     if known and works_on is not None and QUEUE in works_on and parts.retractions != others.retractions:
         aside = f"; retractions {parts.retractions:,.3g} to {others.retractions:,.3g} a step"
-    return _row(kind, difference.name, *values, works_on, changes, whole, aside)
+    return _row(kind, difference.name, values, works_on, changes, whole, aside)
 
 
 def _row(
     kind: str,
     what: str,
-    a: str,
-    b: str,
+    values: tuple[str, str],
     works_on: tuple[str, ...] | None,
     changes: dict[str, float],
     whole: float,
@@ -188,12 +187,12 @@ def _row(
     return {
         "kind": kind,
         "what": what,
-        "a": a,
-        "b": b,
+        "a": values[0],
+        "b": values[1],
         "works_on": _named(works_on),
         "sec": sec,
         "share": share,
-        "sentence": f"{what} {a} -> {b}{aside}: {_carries(share)}",
+        "sentence": f"{what} {values[0]} -> {values[1]}{aside}: {_carries(share)}",
     }
 
 

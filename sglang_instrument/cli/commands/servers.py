@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = unknown_words(table)
     rows = [{**row, "over_time": drawn.get(row["server"], "")} for row in table.to_dicts()]
     if args.json:
-        answer = {
+        answer: dict[str, Any] = {
             "servers": SERVERS.in_json(rows),
             "balance": balanced,
             "affinity": conversations,
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
             "schedulers": SCHEDULERS.in_json(schedulers),
         }
         if idle is not None:
-            answer |= {"idle": IDLE.in_json(idle.to_dicts()), "gpus": gpus}
+            answer["idle"], answer["gpus"] = IDLE.in_json(idle.to_dicts()), gpus
         if over_time is not None:
             answer["over_time"] = SERVERS_OVER_TIME.in_json(over_time.to_dicts())
         print_json({"folder": str(opened.folder), **answer})

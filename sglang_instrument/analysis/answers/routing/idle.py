@@ -189,7 +189,8 @@ def _of_server(
     )
     served = pl.lit(SERVES) if batches is None else pl.col("batch").fill_null(BETWEEN)
     part = pl.when("here").then(served).otherwise(_reason())
-    return points.group_by(part=part).agg(pl.col("sec").sum())
+    parts: pl.DataFrame = points.group_by(part=part).agg(pl.col("sec").sort().sum())
+    return parts
 
 
 def _reason() -> pl.Expr:
