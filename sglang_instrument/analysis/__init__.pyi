@@ -67,8 +67,8 @@ from sglang_instrument.analysis.answers.workers import chain_of as chain_of
 from sglang_instrument.analysis.changes.compare import Comparison as Comparison
 from sglang_instrument.analysis.changes.compare import Condition as Condition
 from sglang_instrument.analysis.changes.compare import compare_runs as compare_runs
-from sglang_instrument.analysis.changes.reasons import change_table as change_table
-from sglang_instrument.analysis.changes.reasons import reason_table as reason_table
+from sglang_instrument.analysis.changes.why.reasons import change_table as change_table
+from sglang_instrument.analysis.changes.why.reasons import reason_table as reason_table
 from sglang_instrument.analysis.changes.refill import refill_steps as refill_steps
 from sglang_instrument.analysis.changes.rules import Rules as Rules
 from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS as ASSUMPTIONS

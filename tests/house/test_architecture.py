@@ -57,7 +57,12 @@ EVIDENCE = {
     "analysis.verdict.evidence.servers",
     "analysis.verdict.evidence.tools",
 }
-ANSWERS = LEDGER | ROUTING | EVIDENCE | {"analysis.settings", "analysis.changes", "analysis.verdict"}
+ANSWERS = (
+    LEDGER
+    | ROUTING
+    | EVIDENCE
+    | {"analysis.settings", "analysis.changes", "analysis.changes.why", "analysis.verdict"}
+)
 ADVICE = ANSWERS | {"analysis.advice.evidence"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
@@ -123,7 +128,9 @@ MAY_IMPORT = {
     "analysis.answers.weights": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.changes": LEDGER
     | {"analysis.answers", "analysis.answers.engine"}
-    | {"analysis.answers.routing", "analysis.answers.asynchronous", "analysis.settings"},
+    | {"analysis.answers.routing", "analysis.answers.asynchronous"},
+    "analysis.changes.why": LEDGER
+    | {"analysis.answers.engine", "analysis.answers.routing", "analysis.settings"},
     "analysis.answers.routing": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.answers.asynchronous": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.verdict.evidence": LEDGER | ROUTING,

@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; return 1 if a condition holds, 3 if there are too few steps to tell."""
     from sglang_instrument.analysis.changes.compare import compare_runs
-    from sglang_instrument.analysis.changes.reasons import change_table, reason_table
+    from sglang_instrument.analysis.changes.why.reasons import change_table, reason_table
     from sglang_instrument.analysis.settings.differences import differing_settings
     from sglang_instrument.analysis.settings.recorded import settings_of_run
 
@@ -179,7 +179,7 @@ def _print(
 
 def _print_reasons(changes: pl.DataFrame, reasons: pl.DataFrame) -> None:
     """Print which parts of a step changed, and what can carry that; nothing where steps hardly differ."""
-    from sglang_instrument.analysis.changes.reasons import reason_words
+    from sglang_instrument.analysis.changes.why.reasons import reason_words
 
     whole, usual = (float(changes[name].sum()) for name in ("change_sec", "a_sec"))
     if abs(whole) < _HARDLY * usual:

@@ -7,8 +7,8 @@ import pytest
 from set_worlds import changed, play_set, wrong_world
 
 from sglang_instrument.analysis import change_table, compare_runs, open_run, reason_table
-from sglang_instrument.analysis.changes.reasons import reason_words
-from sglang_instrument.analysis.changes.works_on import EVERYTHING, parts_of_setting
+from sglang_instrument.analysis.changes.why.reasons import reason_words
+from sglang_instrument.analysis.changes.why.works_on import EVERYTHING, parts_of_setting
 from sglang_instrument.analysis.settings.differences import Difference
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing.world.play import write_world

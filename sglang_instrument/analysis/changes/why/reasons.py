@@ -12,7 +12,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
-from sglang_instrument.analysis.changes.works_on import (
+from sglang_instrument.analysis.changes.why.works_on import (
     DECODE,
     ENGINE,
     EVERYTHING,
