@@ -67,14 +67,14 @@ from sglang_instrument.analysis.answers.workers import chain_of as chain_of
 from sglang_instrument.analysis.changes.compare import Comparison as Comparison
 from sglang_instrument.analysis.changes.compare import Condition as Condition
 from sglang_instrument.analysis.changes.compare import compare_runs as compare_runs
-from sglang_instrument.analysis.changes.why.reasons import change_table as change_table
-from sglang_instrument.analysis.changes.why.reasons import reason_table as reason_table
 from sglang_instrument.analysis.changes.refill import refill_steps as refill_steps
 from sglang_instrument.analysis.changes.rules import Rules as Rules
 from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS as ASSUMPTIONS
 from sglang_instrument.analysis.changes.whatif import Model as Model
 from sglang_instrument.analysis.changes.whatif import validation_of as validation_of
 from sglang_instrument.analysis.changes.whatif import what_if as what_if
+from sglang_instrument.analysis.changes.why.reasons import change_table as change_table
+from sglang_instrument.analysis.changes.why.reasons import reason_table as reason_table
 from sglang_instrument.analysis.digests.digest import Digest as Digest
 from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
 from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows

@@ -10,8 +10,8 @@ from sglang_instrument.analysis.advice.findings import findings_with_changes
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.changes.compare import compare_runs
 from sglang_instrument.analysis.changes.conclusion import conclusion_of
-from sglang_instrument.analysis.changes.why.reasons import reason_table, reason_words
 from sglang_instrument.analysis.changes.run_names import dated_names_of, names_of
+from sglang_instrument.analysis.changes.why.reasons import reason_table, reason_words
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html.answers import comparison
 from sglang_instrument.report.html.story import story
