@@ -85,7 +85,7 @@ def sum_of_steps(run, steps):
         ("config", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "between steps"),
         ("config", "trainer.a_name_of_nobody", None),
         ("packages", "sglang", ("queue", "prefill", "decode", "engine")),
-        ("packages", "colorama", None),
+        ("packages", "torch", (EVERYTHING,)),
         ("machine", "gpus.0", (EVERYTHING,)),
     ],
 )

@@ -40,11 +40,10 @@ _WORKS_ON: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
     (("reward", "rm_"), ("reward", "between steps", "other")),
     (("update_weight", "weight_sync", "bucket"), ("weights", "between steps", "broadcast")),
 )
-#: The parts that packages work on, by the begin of their name.
+#: The parts that packages work on, by the begin of their name. All others, such as torch, Python and trainers,
+#: work on everything.
 _PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("sglang", "flashinfer", "flash", "triton", "vllm"), _IN_ENGINE),
-    **dict.fromkeys(("torch", "cuda", "transformers", "python", "ray"), (EVERYTHING,)),
-    **dict.fromkeys(("verl", "slime", "areal", "miles", "nemo", "roll"), (EVERYTHING,)),
 }
 _NO_PART: Final = ("sglang_instrument", "sglang-instrument")
 
@@ -57,7 +56,9 @@ def parts_of_setting(difference: Difference) -> tuple[str, ...] | None:
     if difference.source == PACKAGES:
         if name in _NO_PART:
             return ()
-        return next((works_on for begin, works_on in _PACKAGES.items() if name.startswith(begin)), None)
+        return next(
+            (works_on for begin, works_on in _PACKAGES.items() if name.startswith(begin)), (EVERYTHING,)
+        )
     last = ".".join(name.split(".")[-2:])
     matches = (works_on for words, works_on in _WORKS_ON if any(word in last for word in words))
     return next(matches, () if difference.source == OURS else None)
