@@ -40,8 +40,8 @@ _WORKS_ON: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
     (("reward", "rm_"), ("reward", "between steps", "other")),
     (("update_weight", "weight_sync", "bucket"), ("weights", "between steps", "broadcast")),
 )
-#: The parts that packages work on, by the begin of their name. All others, such as torch, Python and trainers,
-#: work on everything.
+#: The parts that packages work on, by the begin of their name. All others, such as torch, Python and
+#: trainers, work on everything.
 _PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("sglang", "flashinfer", "flash", "triton", "vllm"), _IN_ENGINE),
 }
