@@ -148,6 +148,11 @@ EVENTS: Final[dict[str, EventKind]] = {
     SCHEDULER_PREEMPT: EventKind("engine", reference=False),
     "scheduler_abort": EventKind("engine", reference=False),
     "scheduler_finish": EventKind("engine", reference=False),
+    # prefill and decode apart: what lies between the two servers
+    "scheduler_bootstrap": EventKind("engine", reference=False),
+    "scheduler_preallocate": EventKind("engine", reference=False),
+    "scheduler_transfer": EventKind("engine", reference=False),
+    "scheduler_prebuilt": EventKind("engine", reference=False),
     "scheduler_batch": EventKind("engine", reference=False),
     "scheduler_result": EventKind("engine", reference=False),
     "model_forward": EventKind("engine", reference=False),

@@ -18,7 +18,10 @@ BATCH_EVENTS = {
     *("scheduler_batch", "scheduler_result", "model_forward"),
     *("engine_output", "engine_detokenize"),
 }
-TABLES = ["sglang/engine", "sglang/requests", "sglang/batches", "sglang/weights", "sglang/gauges"]
+TABLES = [
+    *("sglang/engine", "sglang/requests", "sglang/batches", "sglang/weights", "sglang/gauges"),
+    "sglang/disaggregation",
+]
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -57,6 +60,13 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(expected)
             },
         ),
         ("sglang/gauges", {"scheduler_gauges"}),
+        (
+            "sglang/disaggregation",
+            {
+                *("scheduler_bootstrap", "scheduler_first_tokens", "scheduler_preallocate"),
+                *("scheduler_transfer", "scheduler_prebuilt"),
+            },
+        ),
         ("sglang/batches", BATCH_EVENTS),
     ],
 )
@@ -77,7 +87,9 @@ def test_updates_of_weights_and_flushes_are_found_in_every_version(expected):
     assert hows >= {"disk", "distributed", "tensor"}
 
 
-@pytest.mark.parametrize("name", ["sglang/requests", "sglang/batches", "sglang/weights"])
+@pytest.mark.parametrize(
+    "name", ["sglang/requests", "sglang/batches", "sglang/weights", "sglang/disaggregation"]
+)
 def test_nothing_in_the_engines_own_processes_waits_for_the_gpu(name):
     regions = [region for patch in load_table(name).patches for region in patch.regions]
     waiting = [r.event for r in regions if issubclass(kind_for(r.event, r.phase, r.sync), SyncedSpan)]

@@ -31,7 +31,7 @@ PART_OF_PHASE: Final = {
 }
 PART_OF_EVENT: Final = {"request_wait": "waiting for own requests"}
 #: The events of the part "engine" where the engine's own logs tell them, in the order of a call.
-IN_ENGINE: Final = ("queue", "prefill", "decode")
+IN_ENGINE: Final = ("queue", "prefill", "transfer", "decode")
 #: Rows of paths that are cut into pieces at once, in about 50 MB.
 MOST_PIECES: Final = 100_000
 
@@ -47,7 +47,7 @@ class Paths:
         digest: Of the run.
         call_times: What the engine's own logs tell of engine calls, if there are such logs: step, validate,
             worker, request_id; called_us, call_sec: as the caller logged them; queue_sec, prefill_sec,
-            decode_sec, null where not known.
+            transfer_sec, decode_sec, null where not known.
     """
 
     digest: Digest
@@ -311,7 +311,7 @@ def _blocked_apart(path: pl.DataFrame) -> pl.DataFrame:
 
 
 def _engine_apart(path: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Split the pieces of engine calls: first the queue, then prefill, decode, and what is not known.
+    """Split the pieces of engine calls: first the queue, then its other parts, then what is not known.
 
     A blocked event loop delays the end of a call, not the engine: the blocked time, which comes first in its
     piece, is no time of the engine's.

@@ -27,7 +27,7 @@ from sglang_instrument.safe_files.folder import SafeFolder, is_draft
 from sglang_instrument.schema import LOG_VERSION
 
 # Of all that a store holds; raise it when columns or their meaning change. It is then made again.
-_LAYOUT: Final = 8
+_LAYOUT: Final = 9
 VERSION: Final = f"log {LOG_VERSION}, parts {_LAYOUT}"
 PARTS: Final = "parts"
 _INDEX: Final = "index.json"

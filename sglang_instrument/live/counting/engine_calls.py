@@ -12,6 +12,7 @@ MOVES: Final = {
     "scheduler_admit": "prefill",
     "scheduler_first_tokens": "decode",
     "scheduler_retract": "queue",
+    "scheduler_prebuilt": "decode",
     SCHEDULER_PREEMPT: "queue",
     "scheduler_finish": "",
     "engine_request": "",

@@ -1,4 +1,4 @@
-"""Tell where each engine call spent its time, by the engine's own logs: queue, prefill, decode."""
+"""Tell where each engine call spent its time, by the engine's own logs: queue, prefill, transfer, decode."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -13,7 +13,7 @@ from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.opening import Run
 
 _OF_CALLER: Final = ("step", "validate", "worker", "request_id", "turn", "called_us", "call_sec")
-_OF_ENGINE: Final = ("queue_sec", "prefill_sec", "decode_sec")
+_OF_ENGINE: Final = ("queue_sec", "prefill_sec", "transfer_sec", "decode_sec")
 _SIZES: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
@@ -24,8 +24,8 @@ def call_times(run: Run) -> pl.DataFrame | None:
 
     Returns:
         step, validate, worker, request_id, turn, called_us, call_sec: as the caller logged them; queue_sec,
-        prefill_sec, decode_sec, prompt_tokens, cached_tokens, completion_tokens: as the engine's processes
-        logged them, null where they did not; what retractions cost is time in the queue.
+        prefill_sec, transfer_sec, decode_sec, prompt_tokens, cached_tokens, completion_tokens: as the
+        engine's processes logged them, null where they did not; what retractions cost is time in the queue.
     """
     if not has_engine_logs(run):
         return None

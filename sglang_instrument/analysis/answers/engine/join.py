@@ -31,7 +31,7 @@ _CALLS: Final[dict[str, Any]] = {
 }
 _LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
 _IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
-_PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec", "retracted_sec")
+_PARTS: Final = ("queue_sec", "prefill_sec", "transfer_sec", "decode_sec", "retracted_sec")
 _MOST: Final = 0.5  # a part with this share of a call's time is named as its reason
 _SLOW: Final = 2.0  # times the usual seconds per token
 
@@ -54,8 +54,8 @@ def joined_calls(
 
     Returns:
         step, validate, worker: of the caller; request_id, turn, event, called_us, call_sec: as it logged
-        them; the columns of `engine_requests`; outside_sec: the call's time outside queue, prefill and
-        decode; null if not known.
+        them; the columns of `engine_requests`; outside_sec: the call's time outside queue, prefill, transfer
+        and decode; null if not known.
     """
     files = run.files_of(step, worker, validate)
     calls = callers(run, files)
@@ -164,15 +164,16 @@ def engine_summary_of(requests: pl.DataFrame) -> dict[str, Any]:
 
 
 def shares(requests: pl.DataFrame) -> dict[str, float | None]:
-    """Return the shares of queue, prefill, decode and retractions in the time in the engine, from 0 to 1.
+    """Return the shares of queue, prefill, decode, transfer and retractions in the time, from 0 to 1.
 
     Requests without a logged end or first token do not count: their last phase is not known. The shares are
     None if no request counts; {} if no scheduler logged anything.
     """
     known = requests.filter(_IS_WHOLE)
     sums = {name: float(known[f"{name}_sec"].sum() or 0.0) for name in ("queue", "prefill", "decode")}
-    retracted = float(known["retracted_sec"].sum() or 0.0)
-    sums |= {"retracted": retracted} if retracted else {}
+    for rare in ("transfer", "retracted"):
+        rare_sec = float(known[f"{rare}_sec"].sum() or 0.0)
+        sums |= {rare: rare_sec} if rare_sec else {}
     total = sum(sums.values())
     if not total:
         return dict.fromkeys(sums) if requests["scheduler"].count() else {}
@@ -204,6 +205,7 @@ def why(call: dict[str, Any], usual_token_sec: float | None = None) -> str:
 _WORDS: Final = {
     "queue_sec": "in the scheduler's queue",
     "prefill_sec": "in prefill",
+    "transfer_sec": "until its cache had reached the server that decodes",
     "decode_sec": "in decode",
     "retracted_sec": "until a retraction was made good",
     "outside_sec": "outside the scheduler",

@@ -19,12 +19,14 @@ def followed_calls(calls: pl.DataFrame) -> pl.DataFrame:
         calls: Rows of `server_calls`.
 
     Returns:
-        The columns of `server_calls`; number: of the call within its request, from 0; moved: whether another
+        The columns of `server_calls`; server: the one that read the prompt, whose cache counts; number: of
+        the call within its request, from 0; moved: whether another
         server had the call before it; null for a first call, or an unknown server; expected_tokens: how many
         tokens of the prompt that server has read or written, if the prompt goes on where that call ended.
         Null where that is not known, or the prompt became shorter.
     """
     ordered = calls.drop_nulls("request_id").sort(*CONVERSATION, "start_us", "rid")
+    ordered = ordered.with_columns(server=pl.coalesce("prefill_server", "server"))
 
     def before(name: str) -> pl.Expr:
         return pl.col(name).shift(1).over(CONVERSATION)

@@ -21,7 +21,8 @@ def server_table(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         samples: Rows of `server_samples`; those of other steps are left out.
 
     Returns:
-        server; calls; conversations: that it had a call of; stayed, moved_here: later calls of conversations
+        server; role: "prefill" or "decode" where two servers work on a call, both of which have it; calls;
+        conversations: that it had a call of; stayed, moved_here: later calls of conversations
         whose call before ran here, or elsewhere; mean_in_flight: calls in flight, on average over the time in
         which any server had calls, step by step; max_in_flight; call_sec: sum; p50_sec, p99_sec: of a call;
         queue_sec: sum over the calls that tell it; queue_share: in their time; prompt_tokens, cached_tokens:
@@ -31,6 +32,7 @@ def server_table(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     """
     followed = followed_calls(calls)
     window = _window_sec(calls)
+    calls = of_each_server(calls)
     rows = _sums(calls, ["server"]).with_columns(
         mean_in_flight=pl.col("call_sec") / window if window else None,
         tokens_per_sec=pl.col("completion_tokens") / window if window else None,
@@ -40,9 +42,39 @@ def server_table(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         .group_by("server")
         .agg(stayed=(~pl.col("moved")).sum().cast(pl.Int64), moved_here=pl.col("moved").sum().cast(pl.Int64))
     )
-    for more in (stays, _most_load(calls), _gauges(calls, samples, ["server"])):
+    roles = calls.group_by("server").agg(pl.col("role").max())
+    for more in (roles, stays, _most_load(calls), _gauges(calls, samples, ["server"])):
         rows = rows.join(more, on="server", how="left", nulls_equal=True, maintain_order="left")
     return rows.sort("server", nulls_last=True)
+
+
+def of_each_server(calls: pl.DataFrame) -> pl.DataFrame:
+    """Add the half of the server that read the prompt to each call that two servers worked on.
+
+    Args:
+        calls: Rows of `server_calls`, or what this function returned of them.
+
+    Returns:
+        The same columns, and role. The reader has a call until its cache is sent, and its prompt and queue.
+    """
+    if "role" in calls.columns:
+        return calls
+    is_apart = pl.col("prefill_server").is_not_null()
+    inside = pl.sum_horizontal("queue_sec", "prefill_sec", "transfer_sec")
+    halves = calls.filter(is_apart).with_columns(
+        server="prefill_server",
+        role=pl.lit("prefill"),
+        call_sec=inside,
+        end_us=pl.col("start_us") + (inside * 1e6).cast(pl.Int64),
+        completion_tokens=None,
+        retractions=None,
+    )
+    of_reader = ("queue_sec", "prompt_tokens", "cached_tokens")
+    calls = calls.with_columns(
+        *(pl.when(~is_apart).then(name).alias(name) for name in of_reader),
+        role=pl.when(is_apart).then(pl.lit("decode")),
+    )
+    return pl.concat([calls, halves], how="diagonal_relaxed")
 
 
 def load_over_time(calls: pl.DataFrame, samples: pl.DataFrame, slices: int | None = None) -> pl.DataFrame:
@@ -58,6 +90,7 @@ def load_over_time(calls: pl.DataFrame, samples: pl.DataFrame, slices: int | Non
         step, validate (by step), or slice, from_sec, to_sec: since the first call; server; the sums of
         `server_table`. A call counts where it begins; `load` where it is in flight.
     """
+    calls = of_each_server(calls)
     if slices is None and calls.select(_STEP).drop_nulls().n_unique() > 1:
         return _by_step(calls, samples)
     return _by_slice(calls, samples, slices or 12)
@@ -96,7 +129,7 @@ def load_by_slice(calls: pl.DataFrame, slices: int) -> pl.DataFrame:
     Returns:
         slice, server, load: a row for each pair, 0 where the server had none.
     """
-    known = calls.drop_nulls(["start_us", "end_us"])
+    known = of_each_server(calls).drop_nulls(["start_us", "end_us"])
     if known.is_empty():
         return pl.DataFrame(schema={"slice": pl.Int64, "server": pl.String, "load": pl.Float64})
     first, width = _first_and_width_us(known, slices)
@@ -131,10 +164,12 @@ def balance(rows: pl.DataFrame) -> dict[str, Any]:
         rows: Of `server_table`.
 
     Returns:
-        servers: with a known name, and conversations if any has some: others, such as those of a reward
+        servers: with a known name, without those that only read prompts, and conversations if any has some:
+        others, such as those of a reward
         model, serve something else; busiest: the one with most time in calls; times_mean: its time in calls
         over the mean of all; None for a single server.
     """
+    rows = rows.filter(pl.col("role").ne_missing("prefill"))  # their calls are those of others, too
     named = rows.drop_nulls("server").sort("call_sec", "server", descending=[True, False])
     named = named.drop_nulls("conversations") if named["conversations"].count() else named
     if len(named) < 2 or not named["call_sec"].sum():

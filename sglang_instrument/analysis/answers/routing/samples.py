@@ -37,7 +37,10 @@ def server_samples(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
         requests hold; kv_share: with what the prefix cache keeps. Null where the scheduler did not log it.
     """
     logged = cached_table(run, "server_samples", lambda: logged_samples(run))
-    of_calls = calls.select("rid", "server", "step", "validate", "start_us")
+    of_calls = calls.select(
+        *(pl.coalesce(f"prefill_{name}", name).alias(name) for name in ("rid", "server")),
+        *("step", "validate", "start_us"),
+    )
     return logged.join(of_calls, on="rid", how="inner", maintain_order="left").drop("rid").sort("start_us")
 
 

@@ -25,11 +25,13 @@ _CHOSEN: Final = "server_wait"
 _CALL: Final = "turn_engine_call"
 #: Names a call before the engine has taken it; each of several samples then gets a name of its own.
 _PREPARED: Final = "engine_tokenize"
-_TIMES: Final = ("queue_sec", "prefill_sec", "decode_sec")
+_TIMES: Final = ("queue_sec", "prefill_sec", "transfer_sec", "decode_sec")
 _SIZES: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,
     "server": pl.String,
+    "prefill_server": pl.String,
+    "prefill_rid": pl.String,
     "step": pl.Int64,
     "validate": pl.Boolean,
     "worker": pl.Int64,
@@ -58,10 +60,11 @@ def server_calls(run: Run) -> pl.DataFrame:
     Returns:
         rid; server: the process that served it, by its log, or its address, by the log of its caller. Of a
         server with several schedulers, each of which has a cache of its own, "server_0 scheduler_1_tp0".
+        prefill_server, prefill_rid: the server that read its prompt and its name there, if that is another.
         step, validate, worker, request_id, turn: of the caller; without one, the step is known by time alone.
         start_us, end_us, call_sec: of the call, as its caller logged it, or the server, if no caller did; on
         the clock of the median worker.
-        queue_sec, prefill_sec, decode_sec; prompt_tokens, of which cached_tokens were in the cache;
+        queue_sec, prefill_sec, transfer_sec, decode_sec; prompt_tokens, of which cached_tokens were cached;
         completion_tokens; retractions: as the engine's processes logged them, else as the caller did. Null
         where neither did.
     """

@@ -38,6 +38,9 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
     queue_time: float | None = None
     retractions: Integer | None = None
     server: Any = None
+    mode: Any = None
+    room: Any = None
+    bootstrapping: Count | None = None
     waiting: Count | None = None
     running: Count | None = None
     kv_tokens: Count | None = None

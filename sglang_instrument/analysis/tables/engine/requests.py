@@ -22,6 +22,23 @@ def _make(run: Run) -> pl.DataFrame:
 
 _QUEUE: Final = Column("queue_sec", "waiting for a place in the running batch", "time")
 _PREFILL: Final = Column("prefill_sec", "reading the prompt, up to the first token", "time")
+_BOOTSTRAP: Final = Column(
+    "bootstrap_sec",
+    "of the queue: until the server that writes the reply had room, where prefill and decode are apart",
+    "time",
+    terminal=False,
+)
+_TRANSFER: Final = Column(
+    "transfer_sec",
+    "from the first token until its cache was on the server that writes the reply",
+    "time",
+    3,
+    if_any=True,
+)
+_PREFILL_SERVER: Final = Column(
+    "prefill_server", "the log of the server that read its prompt, if it is another", gives_way=7, if_any=True
+)
+_PREFILL_RID: Final = Column("prefill_rid", "the name that it has on that server", terminal=False)
 _DECODE: Final = Column("decode_sec", "writing the reply, from its first token to its last", "time")
 _RETRACTED: Final = Column(
     "retracted_sec",
@@ -58,12 +75,16 @@ ENGINE_REQUESTS: Final = Table(
         VALIDATE,
         Column("server", "the server's log, such as server_0", terminal=False),
         Column("scheduler", "the log of the scheduler that ran it, such as scheduler_0_tp0", gives_way=1),
+        _PREFILL_SERVER,
+        _PREFILL_RID,
         START,
         END,
         Column("duration_sec", "from its arrival to its end", "time", former_title="time"),
         Column("tokenize_sec", "its time in the tokenizer", "time", terminal=False),
         _QUEUE,
+        _BOOTSTRAP,
         _PREFILL,
+        _TRANSFER,
         _DECODE,
         _RETRACTED,
         _RETRACTIONS,
@@ -132,6 +153,8 @@ LOGGED_CALLS: Final = Table(
         Column("rid", "the engine's id of the call", terminal=False),
         Column("server", "the server's log", terminal=False),
         Column("scheduler", "the log of the process that ran the call", gives_way=1),
+        _PREFILL_SERVER,
+        _PREFILL_RID,
         Column("called_us", "when the caller called", "moment", terminal=False),
         START,
         END,
@@ -139,7 +162,9 @@ LOGGED_CALLS: Final = Table(
         Column("duration_sec", "of the engine's request", "time", terminal=False),
         Column("tokenize_sec", "its time in the tokenizer", "time", terminal=False),
         _QUEUE,
+        _BOOTSTRAP,
         _PREFILL,
+        _TRANSFER,
         _DECODE,
         _RETRACTED,
         _OUTSIDE,

@@ -85,6 +85,7 @@ SERVERS: Final = Table(
         Column(
             "server", "the process that served the calls, its scheduler if it has several, or its address"
         ),
+        Column("role", "prefill or decode, where these are apart", gives_way=10, if_any=True),
         _CALLS,
         Column(
             "conversations",

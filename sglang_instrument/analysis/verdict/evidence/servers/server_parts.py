@@ -50,14 +50,15 @@ def server_parts(evidence: Evidence) -> pl.DataFrame:
     if evidence.run is None or evidence.served.is_empty():
         return pl.DataFrame()
     inside = cached_engine_requests(evidence.run).select(
-        "rid", "duration_sec", "retracted_sec", served_us="start_us"
+        "rid", "duration_sec", "transfer_sec", "retracted_sec", served_us="start_us"
     )
     calls = evidence.served.join(inside, on="rid", maintain_order="left")
     calls = calls.drop_nulls(["server", "queue_sec", "prefill_sec", "decode_sec", "duration_sec", "call_sec"])
     if calls["server"].n_unique() < 2:
         return pl.DataFrame()
     spent = pl.sum_horizontal(
-        "queue_sec", "prefill_sec", "decode_sec", pl.col("retracted_sec").fill_null(0.0)
+        *("queue_sec", "prefill_sec", "decode_sec"),
+        *(pl.col(name).fill_null(0.0) for name in ("transfer_sec", "retracted_sec")),
     )
     calls = calls.with_columns(
         network_sec=(pl.col("call_sec") - pl.col("duration_sec")).clip(lower_bound=0.0),

@@ -55,7 +55,8 @@ def silences_of(evidence: Evidence) -> pl.DataFrame:
 def _silences(server: str, requests: pl.DataFrame, gauges: Array, updates: pl.DataFrame) -> pl.DataFrame:
     """Return the silences of a server: server, from_us, to_us."""
     zero = pl.lit(0.0)
-    spent = {part: pl.coalesce(f"{part}_sec", zero) for part in ("queue", "prefill", "decode", "retracted")}
+    parts = ("queue", "prefill", "transfer", "decode", "retracted")
+    spent = {part: pl.coalesce(f"{part}_sec", zero) for part in parts}
     received = (pl.col("end_us") / 1e6 - sum(spent.values(), zero)).alias("received")
     times = requests.select(received, pl.col("end_us") / 1e6, queue=spent["queue"], prefill=spent["prefill"])
     begin, end = times["received"].to_numpy(), times["end_us"].to_numpy()
