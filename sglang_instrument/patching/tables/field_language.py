@@ -33,7 +33,7 @@ MODULES: Final = "modules"
 _LOCAL: Final = "local"
 
 #: Ids that a region may bind; everything that runs inside the region inherits request_id and turn.
-BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
+BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role", "agent", "parent_request")
 
 #: When a field is read. At entry nothing is returned or finished yet; only a generator yields items.
 Moment = Literal["enter", "exit", "item"]

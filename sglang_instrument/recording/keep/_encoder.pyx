@@ -306,7 +306,7 @@ cdef class LineEncoder:
             return DONE
         make_room(text, SMALL + part.size_ids)
         put(text, ',"extra":{', 10)
-        if "request_id" in fields or "turn" in fields:
+        if "request_id" in fields or "turn" in fields or "agent" in fields or "parent_request" in fields:
             fields = {**((<Context>span.context).ids() or {}), **fields}
         elif part.size_ids:
             put(text, part.ids, part.size_ids)

@@ -38,6 +38,8 @@ cdef class Part:
 
 cdef int put_ids(Text *text, Context context) except -1:
     """Put the bound ids, without braces; the caller has made room for a key and a number."""
+    if context.agent is not None or context.parent_request is not None:
+        context.ids()
     if context.fields is not None:
         return put_fields(text, context.fields, 0)
     if context.request_id is not None:

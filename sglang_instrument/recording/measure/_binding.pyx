@@ -81,7 +81,10 @@ cdef int log_swallowed(str where) except -1:
 
 
 @cython.binding(True)  # it has a signature, and gets the docstring of recording/measure/binding.py
-def bind(*, step=None, worker=None, request_id=None, turn=None, validate=None, role=None):
+def bind(
+    *, step=None, worker=None, request_id=None, turn=None, validate=None, role=None, agent=None,
+    parent_request=None,
+):
     """Bind ids for a block."""
     cdef Binding made
     try:
@@ -99,6 +102,10 @@ def bind(*, step=None, worker=None, request_id=None, turn=None, validate=None, r
             made.changes["validate"] = validate
         if role is not None:
             made.changes["role"] = role
+        if agent is not None:
+            made.changes["agent"] = agent
+        if parent_request is not None:
+            made.changes["parent_request"] = parent_request
         return made
     except BaseException:
         log_swallowed("binding ids")

@@ -16,7 +16,9 @@ cdef class Context:
     cdef public object turn
     cdef public object role
     cdef public object scope
-    cdef object fields  # {"request_id": ..., "turn": ...}, made on first use
+    cdef public object agent
+    cdef public object parent_request
+    cdef object fields  # those of them that records show: {"request_id": ..., ...}, made on first use
     cdef dict ids(self)
     cdef public Task bound_by_task
     cdef public object shared_json

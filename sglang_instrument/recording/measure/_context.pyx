@@ -43,6 +43,8 @@ cdef extern from *:
 cdef object to_identifier = None
 cdef object to_integer = None
 cdef object new_place = None
+cdef object new_agent = None
+cdef object with_agent = None
 cdef object open_within = None
 cdef object tell_began = None
 cdef object tell_ended = None
@@ -55,19 +57,25 @@ cdef class Context:
 
     def __init__(
         self, worker=None, step=None, validate=False, request_id=None, turn=None, role=None, scope=None,
-        extra=None, Task bound_by_task=None, shared_json=None,
+        extra=None, agent=None, parent_request=None, Task bound_by_task=None, shared_json=None,
     ):
         self.worker, self.step, self.validate, self.role, self.scope = worker, step, validate, role, scope
         self.request_id, self.turn, self.fields = request_id, turn, extra
+        self.agent, self.parent_request = agent, parent_request
         self.bound_by_task, self.shared_json = bound_by_task, shared_json
 
     cdef dict ids(self):
-        if self.fields is None and (self.request_id is not None or self.turn is not None):
+        if self.fields is None and (
+            self.request_id is not None or self.turn is not None
+            or self.agent is not None or self.parent_request is not None
+        ):
             self.fields = {}
             if self.request_id is not None:
                 self.fields["request_id"] = self.request_id
             if self.turn is not None:
                 self.fields["turn"] = self.turn
+            if self.agent is not None or self.parent_request is not None:
+                self.fields = with_agent(self.fields, self.request_id, self.agent, self.parent_request)
         return self.fields
 
     @property
@@ -83,7 +91,7 @@ cdef class Context:
         from sglang_instrument.recording.measure.context import Context as public  # other processes may be pure
 
         known = (self.worker, self.step, self.validate, self.request_id, self.turn, self.role)
-        return public, (*known, None, self.extra)
+        return public, (*known, None, self.extra, self.agent, self.parent_request)
 
 
 cdef Context NOTHING_BOUND = Context()
@@ -208,6 +216,7 @@ cdef Context with_ids(Context before, object request_id, object turn):
     made.worker, made.step, made.validate = before.worker, before.step, before.validate
     made.role, made.scope = before.role, before.scope
     made.request_id, made.turn = before.request_id, before.turn
+    made.agent, made.parent_request = before.agent, before.parent_request
     if request_id is None and turn is None:
         made.fields = before.fields
         return made
@@ -224,6 +233,9 @@ cdef Context derived(Context before, dict changes):
     request_id, turn = changes.get("request_id"), changes.get("turn")
     cdef Context made = with_ids(before, request_id, turn)
     if len(changes) > (request_id is not None) + (turn is not None):
+        if "agent" in changes or "parent_request" in changes:
+            made.agent, made.parent_request = new_agent(before, changes, made.request_id)
+            made.fields = None
         made.step, made.worker, made.role, made.validate, made.scope = new_place(before, changes)
     return made
 
@@ -302,7 +314,9 @@ def take_ended(scope):
 
 def connect(dict pure):
     """Take what this module uses of recording/measure/context.py."""
-    global to_identifier, to_integer, new_place, open_within, tell_began, tell_ended, LONGEST_ID
+    global to_identifier, to_integer, new_place, new_agent, with_agent, open_within, tell_began, tell_ended
+    global LONGEST_ID
     to_identifier, to_integer, new_place = pure["identifier"], pure["integer"], pure["_new_place"]
+    new_agent, with_agent = pure["new_agent"], pure["with_agent"]
     open_within, tell_began, tell_ended = pure["open_within"], pure["_tell_began"], pure["_tell_all_ended"]
     LONGEST_ID = pure["LONGEST_ID"]

@@ -88,6 +88,8 @@ def bind(
     turn: int | None = None,
     validate: bool | None = None,
     role: str | None = None,
+    agent: Identifier | None = None,
+    parent_request: Identifier | None = None,
 ) -> Binding:
     """Bind the given ids for a block: `with bind(step=3, worker=1): ...`, in coroutines too.
 
@@ -100,6 +102,9 @@ def bind(
         turn: 0-based turn of the request.
         validate: Whether this is validation; its records are kept apart from training's.
         role: The role of this process in these records; default "worker".
+        agent: Which agent works here, such as "planner".
+        parent_request: The request that this agent's requests are for; by default the one that is bound
+            around it, if both `agent` and `request_id` are given.
     """
     try:
         changes: dict[str, Any] = {}
@@ -107,7 +112,10 @@ def bind(
             changes["request_id"] = request_id
         if turn is not None:
             changes["turn"] = turn
-        places = (("step", step), ("worker", worker), ("validate", validate), ("role", role))
+        places = (
+            *(("step", step), ("worker", worker), ("validate", validate), ("role", role)),
+            *(("agent", agent), ("parent_request", parent_request)),
+        )
         changes.update({name: value for name, value in places if value is not None})
         return Binding(changes)
     except BaseException:

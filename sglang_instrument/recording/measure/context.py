@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from sglang_instrument import native
 from sglang_instrument.recording.measure import tasks
-from sglang_instrument.recording.measure.identity import word
+from sglang_instrument.recording.measure.identity import new_agent, with_agent, word
 from sglang_instrument.recording.measure.scopes import (
     Scope,
     forget_scope,
@@ -30,7 +30,8 @@ from sglang_instrument.recording.safety.notices import log_swallowed
 class Context(Struct, gc=False, eq=False):
     """The bound ids; None where an id is not bound. All records made under it share it: derive, don't set.
 
-    `extra` is {"request_id": ..., "turn": ...}; `shared_json` is the encoder's cache (see `LineEncoder`).
+    `extra` has those that records show: {"request_id": ..., "turn": ..., ...}; `shared_json` is the encoder's
+    cache (see `LineEncoder`).
     `bound_by_task` is the task that bound it: it has spawned the other tasks with this context. `outer` is
     the context that was bound before; `ended` says that the block has ended, though spawned tasks may keep
     the context; `opened` that the block is one of the scope's open blocks; `left` that the block was left in
@@ -45,6 +46,8 @@ class Context(Struct, gc=False, eq=False):
     role: str | None = None
     scope: Scope | None = None
     extra: dict[str, Any] | None = None
+    agent: Identifier | None = None
+    parent_request: Identifier | None = None
     bound_by_task: Task | None = None
     shared_json: Any = None
     outer: "Context | None" = None
@@ -55,7 +58,8 @@ class Context(Struct, gc=False, eq=False):
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = (self.worker, self.step, self.validate, self.request_id, self.turn, self.role)
-        return Context, (*known, None, self.extra)  # a scope and a block belong to this process
+        agents = (self.agent, self.parent_request)
+        return Context, (*known, None, self.extra, *agents)  # a scope and a block belong to this process
 
 
 UNBOUND: Final = Context()
@@ -158,7 +162,7 @@ def skip_ended(context: Context) -> None:
 
 
 def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
-    """Bind `changes` (step, worker, request_id, turn, validate, role) on top of the current context.
+    """Bind `changes`, the ids that `bind()` takes, on top of the current context.
 
     Args:
         changes: Values by name.
@@ -208,10 +212,15 @@ def derive(before: Context, changes: Mapping[str, Any]) -> Context:
         extra = {"turn": turn} if extra is None else {"request_id": request_id, "turn": turn}
     place = _place if _IDS.issuperset(changes) else _new_place
     step, worker, role, validate, scope = place(before, changes)
-    return Context(worker, step, validate, request_id, turn, role, scope, extra)
+    agent, parent_request = before.agent, before.parent_request
+    if "agent" in changes or "parent_request" in changes:
+        agent, parent_request = new_agent(before, changes, request_id)
+    if agent is not None or parent_request is not None:
+        extra = with_agent(extra, request_id, agent, parent_request)
+    return Context(worker, step, validate, request_id, turn, role, scope, extra, agent, parent_request)
 
 
-_IDS: Final = frozenset({"request_id", "turn"})
+_IDS: Final = frozenset({"request_id", "turn", "agent", "parent_request"})
 _Place = tuple[int | None, int | None, str | None, bool, Scope | None]
 
 

@@ -1,11 +1,12 @@
-"""Know the identity of this process: its role, its number in that role, and its tensor-parallel rank."""
+"""Know who works: the role, number and tensor-parallel rank of this process, and the agent in a block."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sglang_instrument import launchers
 from sglang_instrument.recording.measure import ray_actor
-from sglang_instrument.recording.measure.values import integer
+from sglang_instrument.recording.measure.values import Identifier, identifier, integer
 
 #: Roles whose processes cannot know the step; readers place their records by time.
 ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
@@ -115,3 +116,40 @@ def _inherited() -> tuple[str, str]:
 def _hand_on_number() -> None:
     if process_role() == "server" and _worker is not None:
         os.environ[SERVER] = f"{_worker}_{_kind}" if _kind else str(_worker)
+
+
+def new_agent(
+    before: Any, changes: Mapping[str, Any], request_id: Identifier | None
+) -> tuple[Identifier | None, Identifier | None]:
+    """Return the agent that a block binds, and the request that its requests are for.
+
+    An agent whose request begins inside another request works for that one, if nothing else is said.
+
+    Args:
+        before: The `Context` that is bound around the block.
+        changes: What the block binds.
+        request_id: The id that is bound in it.
+    """
+    agent, parent = changes.get("agent"), changes.get("parent_request")
+    if parent is not None:
+        parent = identifier(parent)
+    elif agent is not None and before.request_id is not None and request_id != before.request_id:
+        parent = before.request_id
+    else:
+        parent = before.parent_request
+    return before.agent if agent is None else identifier(agent), parent
+
+
+def with_agent(
+    ids: dict[str, Any] | None,
+    request_id: Identifier | None,
+    agent: Identifier | None,
+    parent_request: Identifier | None,
+) -> dict[str, Any] | None:
+    """Add an agent and a parent to the ids that records show; no request is its own parent."""
+    extra = {} if ids is None else ids
+    if agent is not None:
+        extra["agent"] = agent
+    if parent_request is not None and parent_request != request_id:
+        extra["parent_request"] = parent_request
+    return extra or None
