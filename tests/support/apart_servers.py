@@ -50,8 +50,15 @@ def apart_servers(folder: Path, environment: dict[str, str]) -> Iterator[tuple[s
 def _router(folder: Path, servers: dict[str, Server], bootstrap: int) -> Iterator[str]:
     port, log = free_port(), folder / "router.txt"
     command = [sys.executable, "-W", "ignore", "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--prometheus-port", str(free_port()), "--pd-disaggregation"]
-    command += ["--prefill", servers["prefill"].url, str(bootstrap), "--decode", servers["decode"].url]
+    command += ["--port", str(port), "--prometheus-port", str(free_port()), "--disable-retries"]
+    command += [
+        "--pd-disaggregation",
+        "--prefill",
+        servers["prefill"].url,
+        str(bootstrap),
+        "--decode",
+        servers["decode"].url,
+    ]
     with log.open("wb") as printed:
         process = subprocess.Popen(
             command,

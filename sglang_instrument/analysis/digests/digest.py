@@ -58,6 +58,8 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "group": pl.String,
         "sample": pl.String,
         "resumed_tokens": pl.Int64,
+        "agent": pl.String,
+        "parent_request": pl.String,
         "implied": pl.Boolean,
         **{f"{kind}_sec": pl.Float64 for kind in KINDS},
     },

@@ -12,12 +12,15 @@ from sglang_instrument.analysis.reading.folders import ROLE_OF_REQUESTS
 from sglang_instrument.analysis.reading.last_open import UNENDED
 from sglang_instrument.analysis.timing.grouped_sums import US
 
+#: What records say of the request whose id they have.
+_LABELS: Final = ("group", "sample", "agent", "parent_request")
 _ID: Final = ["step", "validate", "request_id"]
 
 
 def with_implied(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     """Add a row for each id of a request, where a worker's step has no spans of whole requests.
 
+    A request that is bound as that of another one, its parent, is added wherever it has no such span itself.
     Such a request lasts from the start of its first record to the end of its last one. Those of a dump
     without times are left to `untimed.with_untimed`.
 
@@ -28,16 +31,22 @@ def with_implied(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataF
         places: Where records belong: role and step; `place` is the row.
     """
     numbered = places.with_row_index("place").cast({"place": pl.Int64})
-    whole = requests.filter(pl.col("request_id").is_not_null()).select("place")
+    whole = requests.filter(pl.col("request_id").is_not_null()).select("place", "request_id")
     of_rollout = (pl.col("role") == ROLE_OF_REQUESTS) & pl.col("step").is_not_null()
-    without = numbered.filter(of_rollout).join(whole, on="place", how="anti").select("place")
+    of_rollout = numbered.filter(of_rollout).select("place")
+    without = of_rollout.join(whole, on="place", how="anti")
     requests = requests.with_columns(implied=False)
-    if without.is_empty():
+    children = _children(records, whole).join(of_rollout, on="place", how="semi")
+    if without.is_empty() and children.is_empty():
         return requests
-    mine = records.filter(pl.col("request_id").is_not_null()).join(without, on="place", how="semi")
+    named = records.filter(pl.col("request_id").is_not_null())
+    mine = named.join(without, on="place", how="semi")
+    if len(children):
+        others = named.join(without, on="place", how="anti")
+        mine = pl.concat([mine, others.join(children, on=["place", "request_id"], how="semi")])
     mine = mine.join(untimed_requests(mine), on=["place", "request_id"], how="anti")
     rows = mine.group_by("place", "request_id").agg(
-        *(pl.col(name).drop_nulls().first() for name in ("group", "sample")),
+        *(pl.col(name).drop_nulls().first() for name in _LABELS),
         start_us=pl.col("start_us").min(),
         end_us=pl.col("end_us").max(),
         error=pl.col("error").sort_by("end_us").last(),
@@ -45,6 +54,12 @@ def with_implied(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataF
     lasted = (pl.col("end_us") - pl.col("start_us")) * US
     rows = rows.with_columns(duration_sec=lasted, implied=True)
     return pl.concat([requests, rows.cast({"place": pl.Int64})], how="diagonal_relaxed")
+
+
+def _children(records: pl.DataFrame, whole: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that have a parent and no span of the whole request: place, request_id."""
+    bound = records.filter(pl.col("parent_request").is_not_null() & pl.col("request_id").is_not_null())
+    return bound.select("place", "request_id").unique().join(whole, on=["place", "request_id"], how="anti")
 
 
 def only_certain(requests: pl.DataFrame, files: Sequence[File]) -> pl.DataFrame:

@@ -24,6 +24,8 @@ _KIND_OF_PHASE: Final = [
     next((number for number, phases in enumerate(KINDS.values()) if phase in phases), None)
     for phase in PHASES
 ]
+#: What the span of a request says of it beside times and tokens.
+_LABELS: Final = ("group", "sample", "resumed_tokens", "agent", "parent_request")
 _FROM_TURNS: Final = ("turns", "response_tokens", "finish_reason")
 
 
@@ -204,7 +206,7 @@ def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFr
     requests = requests.filter(_is_of("request")).drop("phase")
     names = ("request_id", "turns", "response_tokens", "finish_reason", "reward", "error", *VERSIONS)
     requests = pl.concat(
-        [requests, records.select(*names, "group", "sample", "resumed_tokens")[requests["row"]]],
+        [requests, records.select(*names, *_LABELS)[requests["row"]]],
         how="horizontal",
     )
     if records["group"].null_count() < len(records):  # a prompt's group may be a span around its requests

@@ -55,6 +55,8 @@ COLUMNS: Final[dict[str, Any]] = {
     "sample": pl.String,
     "resumed_tokens": pl.Int64,
     "verifications": pl.Int64,
+    "agent": pl.String,
+    "parent_request": pl.String,
     "sample_facts": pl.String,
     "source": pl.Int64,
     "position": pl.Int64,

@@ -16,6 +16,8 @@ _SELDOM: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "sample": ("sample", label_of),
     "resumed_tokens": ("resumed_tokens", version_of),
     "verifications": ("spec_verify_ct", version_of),
+    "agent": ("agent", label_of),
+    "parent_request": ("parent_request", label_of),
 }
 #: The names of the columns.
 FIELD_COLUMNS: Final = (
@@ -104,6 +106,8 @@ def _have_seldom(fields: Sequence[ColumnFields]) -> bool:
             or logged.sample is not None
             or logged.resumed_tokens is not None
             or logged.spec_verify_ct is not None
+            or logged.agent is not None
+            or logged.parent_request is not None
         ]
     )
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument.analysis.tables.column import Styled
 from sglang_instrument.analysis.tables.engine.requests import ENGINE_REQUESTS, LOGGED_CALLS, REPORTED_CALLS
 from sglang_instrument.analysis.tables.from_fields import REQUEST, with_logged_fields
+from sglang_instrument.analysis.tables.rollout.agents import REQUEST_TREES
 from sglang_instrument.analysis.tables.rollout.durations import DURATIONS
 from sglang_instrument.analysis.tables.rollout.request_events import REQUEST_EVENTS
 from sglang_instrument.analysis.tables.rollout.requests import REQUESTS
 from sglang_instrument.cli import select
 from sglang_instrument.cli.answer import FOLDER, Key
-from sglang_instrument.cli.commands import engine_logs
+from sglang_instrument.cli.commands import engine_logs, request_trees
 from sglang_instrument.cli.commands.field_columns import (
     add_fields,
     add_values,
@@ -43,7 +44,15 @@ Show the requests of a run, the slowest first, or one (--request 43-0-0194) with
     request     step  worker  duration s  engine s  tool s  other s  turns  tokens  finish reason  reward
     67-0-0012     67       0        41.2      38.0     2.1      1.1      4     812  stop                1"""
 
-TABLES: Final = (REQUESTS, REQUEST_EVENTS, REPORTED_CALLS, LOGGED_CALLS, ENGINE_REQUESTS, DURATIONS)
+TABLES: Final = (
+    REQUESTS,
+    REQUEST_EVENTS,
+    REPORTED_CALLS,
+    LOGGED_CALLS,
+    ENGINE_REQUESTS,
+    DURATIONS,
+    REQUEST_TREES,
+)
 ANSWER: Final = {
     "folder": FOLDER,
     "requests": Key(REQUESTS, optional=True),
@@ -52,6 +61,7 @@ ANSWER: Final = {
     "engine_logs": Key(LOGGED_CALLS, optional=True),
     "engine_requests": Key(ENGINE_REQUESTS, optional=True),
     "cdf": Key(DURATIONS, optional=True),
+    "request_trees": Key(REQUEST_TREES, optional=True),
 }
 _BARS: Final = 32  # characters of a waterfall
 _BARS_IF_NARROW: Final = (110, 16)  # a terminal with fewer columns has shorter ones
@@ -72,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trained", type=int, metavar="N", help="what step N trained on")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="number of rows (%(default)s)")
     parser.add_argument("--request", metavar="ID", help="this request; the begin of its id will do")
+    parser.add_argument("--tree", action="store_true", help="requests of agents below those they work for")
     parser.add_argument("--cdf", action="store_true", help="percentiles by step; with --step by worker")
     parser.add_argument("--engine", action="store_true", help="as SGLang's processes logged them, by rid")
 
@@ -89,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         opened = select.open_logs(args, args.logs, progress)
         if args.engine or are_servers_alone(opened):
             return engine_logs.show_engine_requests(opened, args)
+        if args.tree:
+            return request_trees.show_request_trees(opened, args)
         every = with_trained_steps(request_table(opened.everything), opened.everything)
         table = select.of_steps(opened, every, args, opened.everything)
         steps = select.steps_of(opened, args, opened.everything)

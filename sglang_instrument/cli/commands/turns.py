@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sglang_instrument.analysis.tables.column import Column
+from sglang_instrument.analysis.tables.rollout.agents import AGENTS
 from sglang_instrument.analysis.tables.rollout.tools import TOOLS
 from sglang_instrument.analysis.tables.rollout.turns import TURN_COUNTS, TURN_DURATIONS, TURNS_BY_NUMBER
 from sglang_instrument.analysis.tables.table import Row
@@ -34,13 +35,14 @@ Show the turns of the requests: how many requests reach each turn, its time in t
 
 Turns count from 1 in the table and from 0 in JSON, which has a row for each step and turn."""
 
-TABLES: Final = (TURNS_BY_NUMBER, TURN_COUNTS, TURN_DURATIONS, TOOLS)
+TABLES: Final = (TURNS_BY_NUMBER, TURN_COUNTS, TURN_DURATIONS, TOOLS, AGENTS)
 ANSWER: Final = {
     "folder": FOLDER,
     "turns": Key(TURNS_BY_NUMBER),
     "counts": Key(TURN_COUNTS),
     "durations": Key(TURN_DURATIONS, optional=True),
     "tools": Key(TOOLS, optional=True),
+    "agents": Key(AGENTS, "empty where no agent is bound"),
 }
 _MOST_COLUMNS: Final = 8  # numbers of turns beside each other; requests with more share the last column
 
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the turns, how many requests took each number of turns, and with --tools the tools."""
+    from sglang_instrument.analysis.answers.agents import agent_table
     from sglang_instrument.analysis.answers.routing.conversations import cached_by_turn, with_cached
     from sglang_instrument.analysis.answers.routing.server_calls import server_calls
     from sglang_instrument.analysis.answers.routing.words import no_cache_words
@@ -73,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         ).to_dicts()
         turns = with_cached(turn_table(chosen, whole=opened.digest), cached_by_turn(calls)).to_dicts()
         counts = turn_counts(chosen).to_dicts()
+        agents = agent_table(chosen, calls).to_dicts()
         durations = turn_durations(chosen).to_dicts() if args.over_steps else []
         alone = are_servers_alone(opened)
         if alone:
@@ -85,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         named = {"durations": TURN_DURATIONS.in_json(durations)} if args.over_steps else {}
         named |= {"tools": TOOLS.in_json(tools)} if args.tools else {}
         counted = {"turns": TURNS_BY_NUMBER.in_json(by_step), "counts": TURN_COUNTS.in_json(counts)}
+        counted["agents"] = AGENTS.in_json(agents)
         print_json({"folder": str(opened.folder), **counted, **named})
         return 0
     shares = {} if alone else {row["turns"]: row["share"] for row in counts}
@@ -102,12 +107,14 @@ def run(args: argparse.Namespace) -> int:
     for line in no_cache_words(turns):
         print_line(line)
     if counts:
-        last = not (args.over_steps or args.tools)
+        last = not (args.over_steps or args.tools or agents)
         print_rows(TURN_COUNTS, counts, title="\nrequests by their number of turns", explained=last)
     if args.over_steps:
-        _print_durations(durations, explained=not args.tools)
+        _print_durations(durations, explained=not (args.tools or agents))
     if args.tools:
-        print_rows(TOOLS, tools, title="\ntools, interactions, rewards")
+        print_rows(TOOLS, tools, title="\ntools, interactions, rewards", explained=not agents)
+    if agents:
+        print_rows(AGENTS, agents, title="\nagents")
     print_unbound(opened)
     return 0
 

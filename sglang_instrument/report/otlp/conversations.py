@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.agents import parents_of
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.digests.digest import KINDS
 from sglang_instrument.analysis.run.opening import Run
@@ -75,6 +76,8 @@ class Conversation:
     error: str | None = None
     agent: str | None = None
     traceparent: str | None = None
+    #: The request that it works for, if any.
+    parent: Conversation | None = None
     parts: list[ConversationPart] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
 
@@ -93,7 +96,7 @@ def conversations(
     """
     rows = _rows(run, step, validate)
     fields = fields_of(run, run.files_of(step, validate=validate))
-    requests = _StepRequests(begun.sort("start_us", "end_us").iter_rows(named=True))
+    requests = _StepRequests(begun.sort("start_us", "end_us").to_dicts())
     for row in rows:
         if row["phase"] == "request":
             requests.add_fields(row, _fields(fields, row))
@@ -207,18 +210,22 @@ def _part(row: dict[str, Any], *, is_call: bool) -> ConversationPart:
 class _StepRequests:
     """The requests of a step, to which parts are added by their place and start."""
 
-    def __init__(self, begun: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, begun: Sequence[dict[str, Any]]) -> None:
         self._found: dict[Place, list[Conversation]] = {}
+        every = []
         for row in begun:
             place = tuple(row[name] for name in _PLACE)
             same = self._found.setdefault(place, [])
-            names = ("turns", "response_tokens", "finish_reason", "error", "unended")
+            names = ("turns", "response_tokens", "finish_reason", "error", "unended", "agent")
             conversation = Conversation(place, len(same), row["start_us"], row["end_us"])
             for name in names:
                 setattr(conversation, name, row[name])
             if row["reward"] is not None:
                 conversation.rewards.append(Reward("reward", row["end_us"], row["reward"]))
             same.append(conversation)
+            every.append(conversation)
+        for number, parent in parents_of(begun).items():
+            every[number].parent = every[parent]
 
     def add(self, row: dict[str, Any], part: ConversationPart) -> None:
         """Add a part to its request."""

@@ -33,7 +33,7 @@ def spans_of(conversation: Conversation, run_id: str, ahead_us: int) -> list[Spa
         ahead_us: How far its worker's clock is ahead.
     """
     key = (run_id, *conversation.place, conversation.number)
-    parent = parent_of(conversation.traceparent)
+    parent = _parent(conversation, run_id)
     trace = trace_id(*key) if parent is None else parent.trace_id
     root = Parent(trace, span_id(*key))
     spans = [_request(conversation, root, parent, ahead_us)]
@@ -44,6 +44,20 @@ def spans_of(conversation: Conversation, run_id: str, ahead_us: int) -> list[Spa
         ids = Parent(trace, span_id(*key, *same, number))
         spans.append(_part(part, ids, root, conversation.place[3], ahead_us))
     return spans
+
+
+def _parent(conversation: Conversation, run_id: str) -> Parent | None:
+    """Return the span above a request: that of the request it works for, else one of another program."""
+    above, seen = conversation.parent, {id(conversation)}
+    if above is None:
+        return parent_of(conversation.traceparent)
+    top = above
+    while top.parent is not None and id(top) not in seen:
+        seen.add(id(top))
+        top = top.parent
+    of_others = parent_of(top.traceparent)
+    trace = trace_id(run_id, *top.place, top.number) if of_others is None else of_others.trace_id
+    return Parent(trace, span_id(run_id, *above.place, above.number))
 
 
 def line_of(resource: Mapping[str, Any], spans: Iterable[Span]) -> bytes:

@@ -55,6 +55,9 @@ class ColumnFields(Fields, gc=False, omit_defaults=True):
     sample: Any = None
     resumed_tokens: Any = None
     spec_verify_ct: Any = None
+    # the agent that works, and the request that its request is for
+    agent: Any = None
+    parent_request: Any = None
 
 
 class SampleFields(Fields, gc=False, omit_defaults=True):

@@ -106,6 +106,12 @@ REQUESTS: Final = Table(
             if_any=True,
             former_title="weights",
         ),
+        Column("agent", "the agent that made it, as bound; null if none is", gives_way=9, if_any=True),
+        Column(
+            "parent_request",
+            "the request that it was made for, by another agent: --tree shows these",
+            terminal=False,
+        ),
         Column("group", "id of its prompt's group; null if not logged", terminal=False),
         Column("sample", "the trainer's own id of the sample; null if not logged", terminal=False),
         Column(

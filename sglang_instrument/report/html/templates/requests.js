@@ -67,7 +67,7 @@ R.slowRequest = (one, most) => {
       "summary",
       {},
       R.el("span", { class: "id", title: one.request_id }, one.request_id ?? "without an id"),
-      R.el("span", { class: "muted" }, `${R.stepName(one.key)}, worker ${one.worker}`),
+      R.el("span", { class: "muted" }, `${one.agent ? `${one.agent}, ` : ""}${R.stepName(one.key)}, worker ${one.worker}`),
       R.el("b", {}, R.seconds(one.duration_sec), one.unended ? " so far (unended)" : ""),
       R.kindsBar(one, most),
     ),
@@ -94,10 +94,35 @@ R.slowRequestBody = (one) => {
     "div",
     { class: "open-body" },
     R.requestFacts(one, R.full(one.key)),
+    R.requestTree(one),
     R.waterfall(one.events, one.duration_sec || 1),
     R.engineCalls(one.calls),
     left > 0 ? R.el("p", { class: "note" }, more) : null,
   );
+};
+
+// Show the requests of agents below those that they work for; the solid part of a bar decided the whole.
+R.requestTree = ({ tree, request_id }) => {
+  if (!tree.length) return null;
+  const name = (id, row) => {
+    const style = { paddingLeft: `${Math.min(row.depth, 8) * 14}px` };
+    return R.el(id === request_id ? "b" : "span", { style }, id, row.unended ? " (unended)" : "");
+  };
+  const bar = (row) => R.track({ ...row, phase: "generate", without_nested_sec: row.path_sec }, tree[0].duration_sec || 1);
+  const columns = [
+    ["request", (row) => row.request_id, name],
+    ["agent", (row) => row.agent],
+    ["start", (row) => row.start_sec, R.seconds],
+    ["time", (row) => row.duration_sec, R.seconds],
+    ["decides", (row) => row.path_sec, R.seconds],
+    ["engine", (row) => row.engine_sec, R.seconds],
+    ["tools", (row) => row.tool_sec, R.seconds],
+    ["tokens", (row) => row.response_tokens, R.count],
+    ["from start to end", null, bar],
+  ];
+  const table = R.el("table", { class: "numbers waterfall", "data-name": "agents" });
+  R.tableOf(table, columns, tree);
+  return R.el("div", { class: "told" }, R.el("div", { class: "scroll" }, table));
 };
 
 // List the times that the engine reported; older versions of SGLang report none.
