@@ -5,6 +5,8 @@ from sglang_instrument.analysis.advice.advise import advise as advise
 from sglang_instrument.analysis.advice.caps import cap_table as cap_table
 from sglang_instrument.analysis.advice.findings import findings_with_changes as findings_with_changes
 from sglang_instrument.analysis.advice.limits import limit_table as limit_table
+from sglang_instrument.analysis.answers.agents import agent_table as agent_table
+from sglang_instrument.analysis.answers.agents import request_trees as request_trees
 from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates as sample_fates
 from sglang_instrument.analysis.answers.asynchronous.staleness import staleness_table as staleness_table
 from sglang_instrument.analysis.answers.asynchronous.waste import waste_table as waste_table

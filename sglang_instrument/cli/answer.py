@@ -44,9 +44,7 @@ class PrintSchema(argparse.Action):
 
     def __init__(self, option_strings: Sequence[str], dest: str, answer: Answer) -> None:
         """Take the keys of the answer."""
-        super().__init__(
-            option_strings, dest, nargs=0, help="print a JSON Schema of what --json prints, with its meanings"
-        )
+        super().__init__(option_strings, dest, nargs=0, help="print a JSON Schema of what --json prints")
         self._answer = answer
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:

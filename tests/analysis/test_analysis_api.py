@@ -115,6 +115,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
                 a.cached_by_turn(calls_of(run), by_step=True),
             ).to_dicts(),
             "counts": lambda run: a.turn_counts(run.digest.filter(TRAINING)).to_dicts(),
+            "agents": lambda run: a.agent_table(run.digest.filter(TRAINING), calls_of(run)).to_dicts(),
             "tools": lambda run: a.tool_table(run.read_spans(validate=False)).to_dicts(),
         },
     ),
