@@ -160,6 +160,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "memory_release": EventKind("weights", reference=False),
     "memory_resume": EventKind("weights", reference=False),
     # trainers whose engines are servers: agent loops, servers, rewards, and the phases of the trainer
+    "agent_request": EventKind("request", reference=False),  # of an agent that works for another request
     "request_group": EventKind("loop", reference=False),  # contains requests
     "request_wait": EventKind("other", reference=False),  # until fewer requests are in flight
     "requests_abort": EventKind("postprocess", reference=False),

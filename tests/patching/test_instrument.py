@@ -277,7 +277,10 @@ def test_without_a_session_a_decorated_function_runs_and_records_nothing():
             "'size\\(promts\\)': no argument 'promts'; the arguments are prompts, limit",
         ),
         ({"bind": {"step": "stepp"}}, "no argument 'stepp'"),
-        ({"bind": {"stage": "limit"}}, "only step, worker, validate, request_id, turn, role can be bound"),
+        (
+            {"bind": {"stage": "limit"}},
+            "only step, worker, validate, request_id, turn, role, agent, parent_request can be bound",
+        ),
         ({"fields": {"n": "len(prompts)"}}, "no function 'len'"),
     ],
 )

@@ -73,7 +73,8 @@ def test_a_set_of_fields_can_be_shared_by_name():
         ({"enter": "reply"}, "enter must be a table of names and expressions; got 'reply'"),
         (
             {"bind": {"rid": "x"}},
-            "bind.rid: only step, worker, validate, request_id, turn, role can be bound",
+            "bind.rid: only step, worker, validate, request_id, turn, role, agent, parent_request "
+            "can be bound",
         ),
         ({"root": "yes"}, "root must be true or false, got 'yes'"),
         ({"capture": {"rid": "call"}}, "capture.rid must be 'callee(keyword)', got 'call'"),

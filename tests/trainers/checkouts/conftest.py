@@ -89,10 +89,10 @@ def rolled(tmp_path_factory):
     """Run a driver in one way over the stand-in for `/generate`, each way once."""
 
     @cache
-    def run(variable, script, way, reply=REPLY):
+    def run(variable, script, way, reply=REPLY, long=100):
         checkout = checkout_of(variable)
         folder = tmp_path_factory.mktemp(way)
-        with serve(reply) as server:
+        with serve(reply, long) as server:
             printed = drive(script, folder, checkout, model_of_the_demo(), server.port, way)
         return Driven(printed, folder / "run", server.counted)
 

@@ -36,6 +36,11 @@ WAYS = {
         "custom_rm_path": "miles_team.reward",
         "reward_key": "score",
     },
+    "agents": {
+        "custom_generate_function_path": "examples.experimental.multi_agent.rollout_with_multi_agents"
+        ".generate_with_multi_agents",
+        "custom_rm_path": "miles_team.rewards",
+    },
 }
 MORE = {
     "rollout_function_path": CLASSES,

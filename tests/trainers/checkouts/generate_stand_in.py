@@ -1,6 +1,7 @@
 """Stand in for SGLang's `/generate` behind a router: answer at once with made-up tokens, and count them.
 
-A prompt of at least n hundred tokens is answered after n calls of `/abort_request`, as an aborted request is.
+A prompt of at least n times `long` tokens, by default n hundred, is answered after n calls of `/abort_request`,
+as an aborted request is.
 """
 
 import json
@@ -30,6 +31,7 @@ class Served:
 
     port: int
     text: str = REPLY
+    long: int = 100
     counted: Counted = field(default_factory=Counted)
     numbers: count = field(default_factory=count)
     aborts: int = 0
@@ -44,7 +46,7 @@ class Served:
     def reply(self, payload):
         """Return the answer of `/generate`; replies have 4 to 7 tokens, an aborted one has 2."""
         number, prompt = next(self.numbers), payload["input_ids"]
-        is_aborted = (awaited := len(prompt) // 100) > 0
+        is_aborted = (awaited := len(prompt) // self.long) > 0
         with self.changed:
             self.changed.wait_for(lambda: self.aborts >= awaited, LIMIT_SEC)
         ending = "abort" if is_aborted else "stop"
@@ -69,11 +71,11 @@ class Served:
 
 
 @contextmanager
-def serve(text=REPLY):
+def serve(text=REPLY, long=100):
     """Serve during a block; yield the server."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.served = Served(server.server_address[1], text)
+    server.served = Served(server.server_address[1], text, long)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server.served

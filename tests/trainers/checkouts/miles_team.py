@@ -40,3 +40,8 @@ async def generate(args, sample, sampling_params):
 async def reward(args, sample, **keywords):
     await asyncio.sleep(0.01)
     return {"score": 0.5, "why": "secret reason"}
+
+
+async def rewards(args, samples, **keywords):
+    """Return the reward of one sample, or of a list."""
+    return [0.5] * len(samples) if isinstance(samples, list) else 0.5

@@ -5,9 +5,13 @@ handed.
 """
 
 import json
+from collections import Counter
 
 import pytest
 from conftest import REQUEST
+
+from sglang_instrument.analysis.answers.agents import request_trees
+from sglang_instrument.analysis.questions import open_run
 
 TOOL_CALL = '<tool_call>\n{"name": "calculator", "arguments": {"a": "5"}}\n</tool_call>'
 STEPS = {5: [0, 1, 2, 3], 6: [6, 7, 8, 9]}  # the samples that each step trains on
@@ -111,3 +115,19 @@ def test_no_text_is_in_the_log(rolled):
     logs = json.dumps([run_of(rolled, way).logs for way in TURNS])
     assert "secret" not in logs
     assert "The answer" not in logs
+
+
+def test_the_agents_of_the_example_are_one_tree_a_sample(rolled):
+    """Miles' `examples/experimental/multi_agent`: solvers, rewriters and a selector for each sample."""
+    run = rolled("MILES", "drive_miles.py", "agents", "a reason</think>Judgment: 1", 10_000)
+    trees = request_trees(open_run(run.folder, cached=False).everything)
+    assert trees.filter(trees["depth"] == 0)["parent_request"].null_count() == trees["tree"].n_unique()
+    samples = {request["sample"] for step in STEPS for request in run.extras(REQUEST, f"step_{step}")}
+    assert trees["tree"].n_unique() == len(samples)
+    for tree in trees.partition_by("tree"):
+        agents = Counter(tree["agent"].drop_nulls())
+        assert agents == {"solver": 5, "rewriter": 5, "selector": 1}
+        assert tree["turns"][1:].to_list() == [1] * 11
+        assert sum(tree["path_sec"]) == pytest.approx(tree["duration_sec"][0], abs=1e-4)
+    calls = [call for step in STEPS for call in run.extras("turn_engine_call", f"step_{step}")]
+    assert len(calls) == len(run.counted.replies) == 11 * len(samples)
