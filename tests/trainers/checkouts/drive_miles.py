@@ -37,9 +37,9 @@ WAYS = {
         "reward_key": "score",
     },
     "agents": {
-        "custom_generate_function_path": "examples.experimental.multi_agent.rollout_with_multi_agents"
-        ".generate_with_multi_agents",
+        "custom_generate_function_path": "miles_team.generate_with_agents",
         "custom_rm_path": "miles_team.rewards",
+        "rollout_max_context_len": 9000,
     },
 }
 MORE = {

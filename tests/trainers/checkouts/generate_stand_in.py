@@ -1,7 +1,7 @@
 """Stand in for SGLang's `/generate` behind a router: answer at once with made-up tokens, and count them.
 
-A prompt of at least n times `long` tokens, by default n hundred, is answered after n calls of `/abort_request`,
-as an aborted request is.
+A prompt of at least n times `long` tokens, by default n hundred, is answered after n calls of
+`/abort_request`, as an aborted request is.
 """
 
 import json

@@ -45,3 +45,13 @@ async def reward(args, sample, **keywords):
 async def rewards(args, samples, **keywords):
     """Return the reward of one sample, or of a list."""
     return [0.5] * len(samples) if isinstance(samples, list) else 0.5
+
+
+async def generate_with_agents(args, sample, sampling_params):
+    """Run Miles' example of several agents, and name the rollout of its samples, as later versions demand."""
+    from examples.experimental.multi_agent.rollout_with_multi_agents import generate_with_multi_agents
+
+    samples = await generate_with_multi_agents(args, sample, sampling_params)
+    for each in samples:
+        each.rollout_id = sample.index
+    return samples
