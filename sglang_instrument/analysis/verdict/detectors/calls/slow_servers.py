@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import polars as pl
@@ -61,11 +62,12 @@ def find_slow_servers(evidence: Evidence) -> Findings:
 
     The physical fact: the same work, a token at that load, a prefill, a call's way, took longer at this
     server than at the others in the same step. A queue follows from these, and is named where none is.
-    Of a worker that has a server of its own, `engine` says why, with what its queue and cache tell.
+    Of a worker that has a server of its own, only a queue is named here: `engine` tells of the rest.
     """
-    calls = _routed(server_parts(evidence))
+    calls = server_parts(evidence)
     if calls.is_empty():
         return
+    alone = _callers_of_one(calls)
     cells = {part: server_cells(calls, part) for part in PARTS}
     slow = {part: slow_cells(table, part) for part, table in cells.items()}
     names = sorted({name for table in slow.values() if not table.is_empty() for name in table["server"]})
@@ -73,12 +75,16 @@ def find_slow_servers(evidence: Evidence) -> Findings:
         of_server = {
             part: table.filter(server=server) for part, table in slow.items() if not table.is_empty()
         }
-        yield from _of_server(evidence, calls, cells, {p: t for p, t in of_server.items() if len(t)}, server)
+        of_server = {part: table for part, table in of_server.items() if len(table)}
+        if server not in alone or set(of_server) == {QUEUE.name}:
+            yield from _of_server(evidence, calls, cells, of_server, server, alone.get(server))
 
 
-def _routed(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of workers that use several servers."""
-    return calls if calls.is_empty() else calls.filter(pl.col("server").n_unique().over("worker") > 1)
+def _callers_of_one(calls: pl.DataFrame) -> dict[str, int]:
+    """Return the servers that one worker alone calls, which calls no other, with that worker."""
+    pairs = calls.select("server", "worker").unique()
+    lone = (pl.len().over("server") == 1) & (pl.len().over("worker") == 1)
+    return dict(pairs.filter(lone).sort("server").iter_rows())
 
 
 def _of_server(
@@ -87,6 +93,7 @@ def _of_server(
     cells: dict[str, pl.DataFrame],
     slow: dict[str, pl.DataFrame],
     server: str,
+    worker: int | None,
 ) -> Iterator[Explained]:
     mine = calls.filter(server=server)
     late = {part: _excess(mine, table, part) for part, table in slow.items()}
@@ -95,6 +102,8 @@ def _of_server(
     explained = [
         table for name, table in late.items() if name == part or PARTS.index(name) > PARTS.index(part)
     ]
+    if "queue" not in late:
+        explained.append(_excess(mine, _follows(cells["queue"], slow[part]), "queue"))
     delays = pl.concat([table.select(*_CALL, "excess_sec") for table in explained])
     delays = delays.group_by(_CALL, maintain_order=True).agg(pl.col("excess_sec").sum())
     steps = slow[part].select(STEP)
@@ -114,6 +123,7 @@ def _of_server(
         here = slow[part] if several else slow[part].filter(step=row["step"], validate=row["validate"])
         lost_sec = float(lost["lost_sec"].mean()) if several else row["lost_sec"]  # type: ignore[arg-type]
         finding = _finding(server, part, here, of_part, row, lost_sec, len(lost) if several else 0)
+        finding = replace(finding, worker=worker)
         in_step = (
             rows if several else rows.join(pl.DataFrame([{k: row[k] for k in STEP}]), on=STEP, how="semi")
         )
@@ -161,8 +171,17 @@ def _first_cause(total: dict[str, float]) -> str:
     return max(causes, key=lambda part: (causes[part], -PARTS.index(part))) if causes else "queue"
 
 
+def _follows(queues: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+    """Return how much longer calls queued at a server in the steps in which it was slow: that follows."""
+    longer = queues.filter(pl.col("off") > 0)
+    return longer.join(slow, on=[*STEP, "server"], how="semi")
+
+
 def _excess(mine: pl.DataFrame, table: pl.DataFrame, part: str) -> pl.DataFrame:
-    """Return by how much each call of a server took longer than at the others, where it did."""
+    """Return by how much each call of a server took longer than at the others, where it did.
+
+    A prefill holds up the calls that decode meanwhile, too.
+    """
     slow = mine.join(table.select(*STEP, "off"), on=STEP, maintain_order="left")
     sec, floor = pl.col(f"{part}_sec"), FLOOR_SEC[part]
     share = 1 - (-pl.col("off")).exp()
@@ -171,6 +190,8 @@ def _excess(mine: pl.DataFrame, table: pl.DataFrame, part: str) -> pl.DataFrame:
     else:
         mean = (sec.mean().over(STEP) + floor) * share
         excess = sec * (mean / sec.mean().over(STEP)).clip(upper_bound=1.0)
+        if part == "prefill":
+            excess += pl.col("held_sec") * share
     return slow.with_columns(excess_sec=excess.clip(lower_bound=0.0)).filter(pl.col("excess_sec") > 0)
 
 

@@ -39,12 +39,12 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
     The physical fact: the router sent them there. A cache-aware router sends the conversations of a prompt
     together, for they begin alike, so that many of one prompt are one draw; and it may load the servers in
     turn, so that a step is compared with how uneven the others are. Servers that had joined later, or had
-    left before, do not count in a step.
+    left before, do not count in a step; one that still gets weights has not left.
     """
     if evidence.served.is_empty():
         return
     calls = _shared(evidence).drop_nulls(["server", "call_sec"])
-    lives = calls.group_by("server").agg(pl.col("start_us").min(), pl.col("end_us").max())
+    lives = _lives(evidence, calls)
     homes = _homes(evidence, calls)
     together = _sent_together(homes)
     steps = [(part, _lived(lives, part)) for _, part in calls.group_by(STEP, maintain_order=True)]
@@ -60,6 +60,14 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
         unlikely = _unlikely(homes_in_step, servers, len(evidence.windows), together)
         if busiest in of_run or (busiest in unlikely and shares[number] > _UNEVEN * usual):
             yield from _uneven(evidence, part, homes_in_step, busiest, servers)
+
+
+def _lives(evidence: Evidence, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return from when to when servers had calls or got weights: server, start_us, end_us."""
+    updates = evidence.update_windows.select("server", start_us="from_us", end_us="to_us")
+    updates = updates.join(calls, on="server", how="semi")
+    both = pl.concat([calls.select("server", "start_us", "end_us"), updates])
+    return both.group_by("server").agg(pl.col("start_us").min(), pl.col("end_us").max())
 
 
 def _spent(part: pl.DataFrame) -> pl.DataFrame:
