@@ -5,7 +5,7 @@ nobody and no step is the cause of a draw.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -108,7 +108,7 @@ def _long_workers(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Findin
     By Mann and Whitney's test of the ranks, over all steps of workers.
     """
     parts = requests.partition_by(STEP_OF_WORKER, maintain_order=True)
-    together = _together(requests)
+    together = _together(requests, STEP_OF_WORKER)
     for part in parts if len(parts) > 2 else ():
         row = part.row(0, named=True)
         others = requests.filter(pl.col("validate") == row["validate"])
@@ -186,9 +186,10 @@ def _shift(requests: pl.DataFrame, row: dict[str, Any]) -> float | None:
     return times if chance * steps < _CHANCE_OF_A_SHIFT else None
 
 
-def _together(requests: pl.DataFrame) -> float:
+def _together(requests: pl.DataFrame, cell: Sequence[str] = STEP) -> float:
     """Return how many replies count as one draw: those to one prompt are alike."""
-    return drawn_together(requests.with_columns(log=pl.col("of_turn").log()), "log", [*STEP, "group"])
+    logs = requests.with_columns(log=pl.col("of_turn").log())
+    return drawn_together(logs, "log", [*cell, "group"], cell)
 
 
 def _mean(values: pl.Series) -> float:

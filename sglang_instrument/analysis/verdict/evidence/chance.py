@@ -107,26 +107,29 @@ def chance_of_higher_ranks(values: pl.Series, others: pl.Series, together: float
     return math.erfc(deviations / math.sqrt(2)) / 2
 
 
-def drawn_together(rows: pl.DataFrame, value: str, group: Sequence[str]) -> float:
+def drawn_together(rows: pl.DataFrame, value: str, group: Sequence[str], cell: Sequence[str]) -> float:
     """Return how many values count as one draw, because those of a group are alike: 1 if they are not.
 
     The design effect of a sample of clusters, 1 + (m - 1) r: r is the correlation within groups by the
     analysis of variance, m the mean size of a group. Requests of one prompt have replies of similar length.
+    What all groups of a cell share, as a step with long replies, makes no group alike.
 
     Args:
         rows: The values; those without a group, null in any of its columns, do not count.
         value: Their column.
-        group: The columns that tell their group.
+        group: The columns that tell their group; those of the cell are among them.
+        cell: The columns that tell what is compared: the groups of one cell are compared with each other.
     """
     grouped = rows.drop_nulls([value, *group])
     sizes = grouped.group_by(group).agg(pl.len().alias("of"), pl.col(value).mean().alias("mean"))
-    groups, every = len(sizes), len(grouped)
-    if groups < 2 or every <= groups:
+    groups, every, cells = len(sizes), len(grouped), sizes.select(cell).n_unique()
+    if groups <= cells or every <= groups:
         return 1.0
     joined = grouped.join(sizes, on=group)
-    middle: Any = grouped[value].mean()
+    middles = grouped.group_by(cell).agg(pl.col(value).mean().alias("middle"))
     within = float(joined.select(((pl.col(value) - pl.col("mean")) ** 2).sum()).item()) / (every - groups)
-    between = float(sizes.select((pl.col("of") * (pl.col("mean") - middle) ** 2).sum()).item()) / (groups - 1)
+    off = pl.col("of") * (pl.col("mean") - pl.col("middle")) ** 2
+    between = float(sizes.join(middles, on=cell).select(off.sum()).item()) / (groups - cells)
     size = every / groups
     alike = (between - within) / (between + (size - 1) * within) if between + within > 0 else 0.0
     return 1.0 + (size - 1) * min(1.0, max(0.0, alike))

@@ -263,6 +263,9 @@ class Evidence:
     def late_by_requests(self, excess: pl.DataFrame) -> pl.DataFrame:
         """Return by how much delays of requests delayed the last request of their workers.
 
+        Requests that begin when all before have ended, as those of a second rollout in a step, wait for them:
+        the delays of both add up.
+
         Args:
             excess: As for `lost_in_requests`.
 
@@ -273,11 +276,13 @@ class Evidence:
             return excess.select(*STEP_OF_WORKER, "excess_sec")
         ends = _uncut(self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi"))
         by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
-        ends = ends.select(*STEP_OF_WORKER, "request_id", "end_us").join(
+        ends = ends.select(*STEP_OF_WORKER, "request_id", "start_us", "end_us").join(
             by_request, on=[*STEP_OF_WORKER, "request_id"], how="left"
         )
         sooner = pl.col("end_us") - (pl.col("excess_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
-        done = ends.group_by(STEP_OF_WORKER).agg(excess_sec=(pl.col("end_us").max() - sooner.max()) / 1e6)
+        batches = _numbered_batches(ends).group_by(*STEP_OF_WORKER, "batch")
+        late = batches.agg(excess_sec=(pl.col("end_us").max() - sooner.max()) / 1e6)
+        done = late.group_by(STEP_OF_WORKER).agg(pl.col("excess_sec").sum())
         return done.filter(pl.col("excess_sec") > 0)
 
     def lost_by_workers(self, excess: pl.DataFrame) -> pl.DataFrame:
@@ -328,6 +333,14 @@ class Evidence:
         of_step = lost.join(took, on=STEP, how="left", maintain_order="left")
         least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
         return of_step.filter(pl.col("lost_sec") > least).drop("took_sec")
+
+
+def _numbered_batches(requests: pl.DataFrame) -> pl.DataFrame:
+    """Return requests with `batch`: a batch of a worker begins when all its requests before have ended."""
+    requests = requests.sort(*STEP_OF_WORKER, "start_us")
+    reached = pl.col("end_us").cum_max().shift(1).over(STEP_OF_WORKER)
+    is_first = (pl.col("start_us") > reached).fill_null(value=False)
+    return requests.with_columns(batch=is_first.cast(pl.Int64).cum_sum())
 
 
 def _uncut(requests: pl.DataFrame) -> pl.DataFrame:

@@ -41,10 +41,10 @@ def synchronous(stage: "Stage") -> Process:
 
 
 def one_step_off(stage: "Stage") -> Process:
-    """Train on the batch that was rolled out while the last one was trained."""
+    """Train on the batch that was rolled out while the last one was trained, in a task of its own."""
     clock, shape = stage.clock, stage.shape
     stage.begin_step(1)
-    rollout = clock.start(roll_out(stage, stage.draw(shape.groups, 1), 1))
+    rollout = clock.start(roll_out(stage, stage.draw(shape.groups, 1), 1, task=1))
     for step in range(1, shape.steps + 1):
         if step > 1:
             stage.begin_step(step)
@@ -57,7 +57,7 @@ def one_step_off(stage: "Stage") -> Process:
         yield from send_weights(stage, step, step, "idle")
         stage.log_trainer(step, "trainer_generate", begin)
         if step < shape.steps:
-            rollout = clock.start(roll_out(stage, stage.draw(shape.groups, step + 1), step))
+            rollout = clock.start(roll_out(stage, stage.draw(shape.groups, step + 1), step, task=step + 1))
         yield from train(stage, step)
         stage.log_trainer(step, "trainer_step", begin)
         yield clock.now + 0.2 + stage.knobs.gap_sec

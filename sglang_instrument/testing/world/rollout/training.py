@@ -26,8 +26,10 @@ def split(groups: list[list[RequestPlan]], workers: int) -> list[list[RequestPla
     return [plans[rank * size : (rank + 1) * size] for rank in range(workers)]
 
 
-def roll_out(stage: "Stage", groups: list[list[RequestPlan]], step: int, folder: str = "step") -> Process:
-    """Play a batch on all workers; return its requests."""
+def roll_out(
+    stage: "Stage", groups: list[list[RequestPlan]], step: int, folder: str = "step", task: int = 0
+) -> Process:
+    """Play a batch on all workers; return its requests. A trainer that goes on meanwhile gives it a task."""
     begin = stage.clock.now
     running: list[Signal] = []
     for worker, plans in zip(stage.workers, split(groups, stage.shape.workers), strict=True):
@@ -37,7 +39,8 @@ def roll_out(stage: "Stage", groups: list[list[RequestPlan]], step: int, folder:
     yield from all_of(running)
     if not stage.shape.has_own_engines:
         extra = {"batch_size": sum(map(len, groups)), "workers": stage.shape.workers}
-        stage.records.add(f"{folder}_{step}/trainer_0", "rollout", begin, stage.clock.now, extra)
+        lane = {"task": task, "spawned_by": 0} if task else {}
+        stage.records.add(f"{folder}_{step}/trainer_0", "rollout", begin, stage.clock.now, extra, **lane)
     requests: list[PlayedRequest] = [request for done in running for request in done.value]
     return requests
 

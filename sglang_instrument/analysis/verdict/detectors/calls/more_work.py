@@ -120,7 +120,7 @@ def _steps_with_more(rows: pl.DataFrame) -> Iterator[tuple[dict[str, Any], float
     """
     counts = rows.with_columns(pl.col("number_of").cast(pl.Float64)).drop_nulls("step")
     counts = counts.with_columns(log=pl.col("number_of").log())
-    together = drawn_together(counts, "log", [*STEP, "group"])
+    together = drawn_together(counts, "log", [*STEP, "group"], STEP)
     for (step, validate), part in counts.group_by(STEP, maintain_order=True):
         others = counts.filter((pl.col("validate") == validate) & (pl.col("step") != step))
         if min(len(part), len(others)) < _FEWEST:

@@ -133,7 +133,8 @@ def _all_slow(mine: pl.DataFrame, others: pl.DataFrame, tool: str, tries: int) -
     if times < _LIMITS.times or chance_of_higher_ranks(mine["sec"], others["sec"]) * tries >= _CHANCE:
         return None
     usual: Any = others["sec"].median()
-    if not _is_shared(mine, mine.filter(pl.col("sec") > math.sqrt(times) * usual)):
+    of_workers = mine.group_by("worker").agg(pl.col("sec").median())
+    if not _is_shared(mine, of_workers.filter(pl.col("sec") > math.sqrt(times) * usual)):
         return None
     words = f"{step_name(*_place(mine))}: {tool} took {times:.1f} times as long as in the other steps"
     numbers = {"tool": tool, "times": times, "calls": len(mine)}
