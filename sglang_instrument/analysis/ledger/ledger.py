@@ -14,14 +14,12 @@ from sglang_instrument.analysis.ledger.deciding_paths import STEP as STEP
 from sglang_instrument.analysis.ledger.deciding_paths import STEP_OF_WORKER as STEP_OF_WORKER
 from sglang_instrument.analysis.ledger.deciding_paths import Paths as Paths
 from sglang_instrument.analysis.ledger.deciding_paths import step_windows as step_windows
+from sglang_instrument.analysis.ledger.flows import TRAINERS, TRAINS
 from sglang_instrument.analysis.ledger.intervals import one_at_a_time, sec_between
 
 NOT_RECORDED: Final = "(not recorded)"
 END_OF_STEP: Final = "(end of step)"  # the event of the wait for workers that end later
 _LEAST_SEC: Final = 1e-6  # the clocks' resolution: less is no time of its own
-#: Whose records tell what happens between steps, the best first.
-_ROLES_BETWEEN: Final = ("trainer", "learner")
-_TRAINS: Final = "other"  # the phase of the trainer's own work; in "generate" it waits for the workers
 _LEDGER: Final[dict[str, Any]] = {
     "step": pl.Int64,
     "validate": pl.Boolean,
@@ -112,7 +110,7 @@ def trained_meanwhile(run: Digest | Paths) -> pl.DataFrame:
     """Return for how long the trainer trained while a step was going on: step, validate, sec."""
     paths = Paths.of(run)
     steps = one_at_a_time(paths.windows.select(*STEP, from_us="begin_us", to_us="done_us"), [])
-    rows = overlaps(steps, _of_trainer(paths, pl.col("phase") == _TRAINS))
+    rows = overlaps(steps, _of_trainer(paths, pl.col("phase") == TRAINS))
     return rows.group_by(STEP).agg(pl.col("sec").sum())
 
 
@@ -120,7 +118,7 @@ def _of_trainer(paths: Paths, condition: pl.Expr) -> pl.DataFrame:
     """Return what the trainer did, on the workers' clock and without overlaps, as `trainer_phases`."""
     path = paths.digest.path
     roles = path["role"].unique()
-    role = next((role_between for role_between in _ROLES_BETWEEN if role_between in roles), None)
+    role = next((role_between for role_between in TRAINERS if role_between in roles), None)
     of_lowest_rank = path.filter(pl.col("role").eq_missing(pl.lit(role)))
     of_lowest_rank = of_lowest_rank.filter(pl.col("worker") == pl.col("worker").min()).filter(condition)
     ahead = paths.aligned.sort("worker")["ahead_us"].first() or 0

@@ -18,7 +18,6 @@ from sglang_instrument.analysis.answers.steps import worker_steps
 from sglang_instrument.analysis.answers.weights.records import weight_spans
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
-from sglang_instrument.analysis.ledger.flows import flows_of
 from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
@@ -138,7 +137,7 @@ class Evidence:
     @cached_property
     def flows(self) -> bool:
         """Whether requests flow through the workers, and steps are no batches: `flows.flows_of`."""
-        return flows_of(self.digest)
+        return self.paths.flows
 
     @cached_property
     def windows(self) -> pl.DataFrame:

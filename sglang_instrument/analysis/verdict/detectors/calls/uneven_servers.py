@@ -20,7 +20,7 @@ from sglang_instrument.analysis.verdict.evidence.servers.routed import NOT_PLANT
 
 UNEVEN_SERVERS: Final = NamedCause(
     "uneven-servers",
-    "step",
+    "step, run",
     "one server got more conversations than chance explains and 1.3 times the mean time in calls, "
     "[its calls took longer](#servers-and-their-caches), and the router usually shares them out better",
     "look at the router: its policy, its limits of imbalance, the servers that it knows; "
@@ -29,6 +29,7 @@ UNEVEN_SERVERS: Final = NamedCause(
 )
 _UNEVEN: Final = 1.3  # times the mean time in calls of all servers
 _CHANCE: Final = 1e-3
+_MOST: Final = 0.5  # of the steps: then the finding is of the run
 _ALL: Final = 0.95  # of the pairs of conversations go to one server: then groups tell nothing
 
 
@@ -51,6 +52,7 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
     whole = [in_step_of(homes, part) for part, servers in steps if servers == len(lives)]
     of_run = _unlikely(pl.concat(whole), len(lives), 1, together) if whole else set()
     shares = [float(_spent(part)["sec"].max() or 0.0) / float(part["call_sec"].sum()) for part, _ in steps]  # type: ignore[arg-type]
+    answers: dict[str, list[Explained]] = {}
     for number, (part, servers) in enumerate(steps):
         homes_in_step = in_step_of(homes, part)
         busiest, most_sec = _spent(part).row(-1)
@@ -59,7 +61,11 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
             continue
         unlikely = _unlikely(homes_in_step, servers, len(evidence.windows), together)
         if busiest in of_run or (busiest in unlikely and shares[number] > _UNEVEN * usual):
-            yield from _uneven(evidence, part, homes_in_step, busiest, servers)
+            of_server = answers.setdefault(str(busiest), [])
+            of_server += _uneven(evidence, part, homes_in_step, busiest, servers)
+    for of_server in answers.values():
+        is_usual = len(of_server) > max(1.0, _MOST * len(steps))
+        yield from [_in_most_steps(of_server, len(steps))] if is_usual else of_server
 
 
 def _lives(evidence: Evidence, calls: pl.DataFrame) -> pl.DataFrame:
@@ -139,6 +145,8 @@ def _uneven(
 ) -> Iterator[Explained]:
     had, of = len(homes.filter(server=busiest)), len(homes)
     late = _longer(part, busiest, servers)
+    if late["server"].n_unique() == part["server"].n_unique():
+        late = _longer_than_usual(evidence, late)
     lost = lost_by(evidence, late)
     if lost is None:
         return
@@ -166,6 +174,22 @@ def _uneven(
     yield Explained(finding, calls)
 
 
+def _in_most_steps(answers: list[Explained], steps: int) -> Explained:
+    """Return one answer for the run instead of those of most of its steps."""
+    findings = [answer.finding for answer in answers]
+    worst = max(findings, key=lambda finding: finding.lost_sec)
+    had, of = (sum(finding.evidence[name] for finding in findings) for name in ("conversations", "of"))
+    lost_sec = sum(finding.lost_sec for finding in findings) / len(findings)
+    sentence = (
+        f"{worst.evidence['server']} got {had} of {of} conversations, of {worst.evidence['servers']} servers, "
+        f"in {len(findings)} of {steps} steps; {seconds(lost_sec)} lost a step"
+    )
+    numbers = {**worst.evidence, "conversations": had, "of": of}
+    numbers |= {"steps": len(findings), "worst_step": worst.step}
+    finding = Finding(UNEVEN_SERVERS.name, "run", lost_sec, sentence, event="engine", evidence=numbers)
+    return Explained(finding, pl.concat([answer.calls for answer in answers], how="diagonal_relaxed"))
+
+
 def _queued(part: pl.DataFrame, busiest: str) -> tuple[float | None, float | None]:
     """Return how long calls queued at the busiest server, and at the others, on average."""
     queues: Any = part.select(
@@ -191,6 +215,15 @@ def _longer(part: pl.DataFrame, busiest: str, servers: int) -> pl.DataFrame:
     waited = (pl.col("queue_sec").fill_null(0.0) - mean_queue).clip(lower_bound=0.0)
     late = rated.filter(server=busiest).with_columns(excess_sec=waited + pl.col("running_sec") * slower)
     return late.filter(pl.col("excess_sec") > 0)
+
+
+def _longer_than_usual(evidence: Evidence, late: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of the only server of a step with what they took longer than calls of this run."""
+    call = [*STEP_OF_WORKER, "request_id", "turn"]
+    over = (pl.col("sec") - pl.col("usual_sec")).alias("over_sec")
+    engine = evidence.calls.filter(kind="engine").select(*call, over).unique(call)
+    late = late.join(engine, on=call, how="left", maintain_order="left")
+    return late.with_columns(excess_sec=pl.max_horizontal("excess_sec", "over_sec"))
 
 
 def _shared(evidence: Evidence) -> pl.DataFrame:

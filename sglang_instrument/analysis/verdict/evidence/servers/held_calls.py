@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.servers.open_spans import integral
+from sglang_instrument.analysis.timing.open_spans import integral
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence

@@ -16,7 +16,7 @@ from sglang_instrument.analysis.answers.engine.requests import cached_engine_req
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.servers.held_calls import held_by_updates
-from sglang_instrument.analysis.verdict.evidence.servers.open_spans import integral
+from sglang_instrument.analysis.timing.open_spans import integral
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence

@@ -15,7 +15,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.ledger.ledger import STEP
-from sglang_instrument.analysis.verdict.evidence.servers.open_spans import Array, integral
+from sglang_instrument.analysis.timing.open_spans import Array, integral
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
