@@ -69,6 +69,9 @@ PARTS: Final = {
     "thrown-away": {"filter"},
     "trainer-waits": {"trainer waits"},
     "rollout-waits": {"trainer", "staleness"},
+    "staleness-bound": {"staleness"},
+    "slow-way": {"network"},
+    "late-rewards": {"reward"},
 }
 #: What an event, or the part of a finding about a server, speaks of besides.
 EVENT_PARTS: Final = {

@@ -19,6 +19,7 @@ from sglang_instrument.analysis.verdict.evidence.chance import (
 )
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.effects import (
+    Effects,
     Limits,
     excess_of,
     median_of_others,
@@ -30,7 +31,8 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 LONG_REPLIES: Final = NamedCause(
     "long-replies",
     "step, worker, request, run",
-    "replies were at least 1.3 times as long as usual in a whole step, or of a worker in it, or one reply "
+    "replies were at least 1.3 times as long as usual in a whole step, or in all from one on, or of a worker "
+    "in a step, or one reply "
     "was longer than chance explains, or steps took 1.3 times the median one because some replies were long "
     'by chance (`"drawn": true` in the evidence; that is said of the run)',
     "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
@@ -88,7 +90,10 @@ def find_long_replies(evidence: Evidence) -> Findings:
 def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     # Who draws which prompt is chance, so the replies of all workers count alike.
     lengths = requests.group_by(STEP).agg(value=pl.col("of_turn").log().mean())
-    slow = step_effects(lengths, evidence.windows, _LIMITS).slow
+    effects = step_effects(lengths, evidence.windows, _LIMITS)
+    if effects.shift is not None:
+        yield from _from_a_step_on(evidence, requests, effects)
+    slow = effects.slow
     if slow.is_empty():
         return
     late = excess_of(requests.join(slow.select(*STEP, "excess"), on=STEP))
@@ -100,6 +105,26 @@ def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]
             f"{seconds(row['lost_sec'])} more"
         )
         yield _finding("step", row, row["lost_sec"], sentence, {"times": times})
+
+
+def _from_a_step_on(evidence: Evidence, requests: pl.DataFrame, effects: Effects) -> Iterator[Finding]:
+    """Yield a finding if all steps from one on have longer replies than all before, and take longer by it."""
+    shift = effects.shift
+    if shift is None:
+        return
+    later = effects.flat.filter(pl.col("growth") > 0).select(*STEP, "growth")
+    lost = evidence.worth(
+        evidence.lost_in_requests_or_flow(excess_of(requests.join(later, on=STEP), "growth"))
+    )
+    if lost.is_empty():
+        return
+    lost_sec = float(lost["lost_sec"].sum()) / shift.steps
+    sentence = (
+        f"from step {shift.step} on, replies were {shift.times:.1f} times as long as before, which took "
+        f"{seconds(lost_sec)} more a step"
+    )
+    numbers = {"times": shift.times, "first_step": shift.step, "steps": shift.steps}
+    yield Finding(LONG_REPLIES.name, "run", lost_sec, sentence, event="engine", evidence=numbers)
 
 
 def _long_workers(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:

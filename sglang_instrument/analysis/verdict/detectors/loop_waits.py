@@ -3,15 +3,18 @@
 Where trainer and rollout take turns, one of them always waits: nobody is accused of that.
 """
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.ledger.loop import Loop, steady
 from sglang_instrument.analysis.ledger.loop_lanes import LoopLanes
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
+from sglang_instrument.analysis.verdict.evidence.effects import Limits, find_shift, floor_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
-from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, Evidence
+from sglang_instrument.analysis.verdict.evidence.gaps import GAP_LIMITS
+from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
 
 _NAMED_IF: Final = (
     "[one side of the loop](../how-to/trainer-or-rollout.md) waits for the other for at least 20 % of the "
@@ -42,7 +45,18 @@ CAUSES: Final = (
         "and the hidden seconds of each step",
         not_planted=_NOT_PLANTED,
     ),
+    NamedCause(
+        "staleness-bound",
+        "run",
+        "from a step on, an asynchronous rollout waited for the trainer in all steps far longer than in all "
+        "before, and the trainer's own work took as long as before",
+        "look at what lets the rollout run ahead: its bound of staleness, the places of its queue; "
+        "`staleness LOGS`, `loop LOGS`",
+        not_planted="`sglang_instrument.testing.world` plants it",
+    ),
 )
+BOUND: Final = CAUSES[-1]
+_BOUND_LIMITS: Final = Limits(times=1.5, spread=0.05)
 _SHARE: Final = 0.2  # of the loop's time, in the median step
 _FEWEST: Final = 3  # steps
 _WORDS: Final = {
@@ -64,6 +78,8 @@ def find_loop_waits(evidence: Evidence) -> Findings:
         return
     steps = steady(loop.steps(), shape)
     wall = pl.col("to_next_step_sec") - pl.col("validation_sec")
+    if shape == "asynchronous":
+        yield from _tighter_bound(evidence, steps)
     for cause, (column, words) in _WORDS.items():
         if shape == "synchronous" and cause != "exposed-reward":
             continue
@@ -79,3 +95,30 @@ def find_loop_waits(evidence: Evidence) -> Findings:
             event="reward" if cause == "exposed-reward" else "loop",
             evidence={"share": share, "shape": shape, "steps": len(known)},
         )
+
+
+def _tighter_bound(evidence: Evidence, steps: pl.DataFrame) -> Iterator[Finding]:
+    """Yield a finding if the rollout waited longer from a step on, though the trainer worked no longer.
+
+    The physical fact: the rollout had servers free and no leave to begin a request. Where the trainer's work
+    grew, the rollout waits for that.
+    """
+    floor_sec = floor_of(evidence.windows)
+    known = steps.filter(~pl.col("validate")).drop_nulls(["rollout_waits_sec", "train_sec"])
+    waits = known.with_columns(shared=(pl.col("rollout_waits_sec") + floor_sec).log())
+    shift = find_shift(waits, _BOUND_LIMITS)
+    if shift is None or find_shift(known.with_columns(shared=pl.col("train_sec").log()), GAP_LIMITS):
+        return
+    first = known["step"].to_list().index(shift.step)
+    before, after = (float(part["rollout_waits_sec"].mean()) for part in (known.head(first), known[first:]))  # type: ignore[arg-type]
+    took: Any = known["to_next_step_sec"].median()
+    lost_sec = after - before
+    if lost_sec < max(LEAST_SEC, OF_STEP * took):
+        return
+    sentence = (
+        f"from step {shift.step} on, the rollout waited {seconds(after)} a step for the trainer, where it "
+        f"waited {seconds(before)} before, and the trainer's work took as long: it may run less far ahead; "
+        f"{seconds(lost_sec)} lost a step"
+    )
+    numbers = {"first_step": shift.step, "steps": shift.steps, "sec": after, "before_sec": before}
+    yield Finding(BOUND.name, "run", lost_sec, sentence, event="loop", evidence=numbers)

@@ -27,6 +27,7 @@ from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, u
 from sglang_instrument.analysis.verdict.evidence.gaps import Gaps, gaps_of
 from sglang_instrument.analysis.verdict.evidence.named_tools import usual_by_tool
 from sglang_instrument.analysis.verdict.evidence.outside import StepPart, parts_that_vary
+from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 from sglang_instrument.analysis.verdict.evidence.work import Work, work_of
 
 LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
@@ -109,6 +110,11 @@ class Evidence:
     def gauges(self) -> pl.DataFrame:
         """What the schedulers logged once a second while they ran batches: `gauges.gauge_table`."""
         return pl.DataFrame(schema=GAUGES) if self.run is None else cached_gauges(self.run)
+
+    @cached_property
+    def silences(self) -> pl.DataFrame:
+        """When servers did nothing for the requests that they had: `silences.silences_of`."""
+        return silences_of(self)
 
     @cached_property
     def weight_spans(self) -> pl.DataFrame:

@@ -46,6 +46,16 @@ QUEUE: Final = NamedCause(
     f"{_LOOK}",
     not_planted=_NOT_PLANTED,
 )
+SLOW_WAY: Final = NamedCause(
+    "slow-way",
+    "worker",
+    "the calls of a worker spent far longer outside of its servers than those of the other workers: between "
+    "the worker, the router and the server",
+    "look at that worker's machine and its network, and at what its calls wait for there: "
+    "`turns LOGS{step}{worker}`",
+    not_planted=_NOT_PLANTED,
+)
+_WAY: Final = "network"
 _MOST: Final = 0.5  # of a server's steps: then the finding is of the run
 _WORDS: Final = {
     "decode": "decoded {times:.1f} times as long a token as the other servers at that load",
@@ -56,17 +66,19 @@ _WORDS: Final = {
 }
 
 
-@detector(SLOW_SERVER, QUEUE, precedence=Precedence.SERVER)
+@detector(SLOW_SERVER, QUEUE, SLOW_WAY, precedence=Precedence.SERVER)
 def find_slow_servers(evidence: Evidence) -> Findings:
     """Yield a finding for each server that was slow, of a step, or of the run where it was in most steps.
 
     The physical fact: the same work, a token at that load, a prefill, a call's way, took longer at this
-    server than at the others in the same step. A queue follows from these, and is named where none is.
+    server than at the others in the same step. What calls of one worker lose outside of the servers is the
+    worker's way to them. A queue follows from these, and is named where none is.
     Of a worker that has a server of its own, only a queue is named here: `engine` tells of the rest.
     """
     calls = server_parts(evidence)
     if calls.is_empty():
         return
+    yield from _slow_ways(evidence, calls)
     alone = _callers_of_one(calls)
     cells = {part: server_cells(calls, part) for part in PARTS}
     slow = {part: slow_cells(table, part) for part, table in cells.items()}
@@ -78,6 +90,33 @@ def find_slow_servers(evidence: Evidence) -> Findings:
         of_server = {part: table for part, table in of_server.items() if len(table)}
         if server not in alone or set(of_server) == {QUEUE.name}:
             yield from _of_server(evidence, calls, cells, of_server, server, alone.get(server))
+
+
+def _slow_ways(evidence: Evidence, calls: pl.DataFrame) -> Iterator[Explained]:
+    """Yield a finding for each worker whose calls took long on their way to the servers it shares."""
+    shared = calls.filter(pl.col("worker").n_unique().over("server") > 1)
+    if shared.is_empty():
+        return
+    of_workers = shared.with_columns(server=pl.format("worker {}", "worker"))
+    cells = server_cells(of_workers, _WAY)
+    for (name, worker), _ in of_workers.group_by("server", "worker", maintain_order=True):
+        slow = slow_cells(cells, _WAY)
+        slow = slow if slow.is_empty() else slow.filter(server=name)
+        if slow.is_empty():
+            continue
+        answers = _of_server(evidence, of_workers, {_WAY: cells}, {_WAY: slow}, str(name), int(worker))
+        yield from (answer._replace(finding=_of_way(answer.finding, slow)) for answer in answers)
+
+
+def _of_way(finding: Finding, slow: pl.DataFrame) -> Finding:
+    """Return a finding about a server as one about the way from a worker."""
+    numbers = {key: value for key, value in finding.evidence.items() if key not in ("server", "servers")}
+    words = finding.sentence.replace(
+        "as far away as the other servers", "as far from its servers as the others"
+    )
+    return replace(
+        finding, cause=SLOW_WAY.name, sentence=words, evidence={**numbers, "workers": slow["peers"][0] + 1}
+    )
 
 
 def _callers_of_one(calls: pl.DataFrame) -> dict[str, int]:
@@ -102,7 +141,7 @@ def _of_server(
     explained = [
         table for name, table in late.items() if name == part or PARTS.index(name) > PARTS.index(part)
     ]
-    if "queue" not in late:
+    if "queue" not in late and "queue" in cells:
         explained.append(_excess(mine, _follows(cells["queue"], slow[part]), "queue"))
     delays = pl.concat([table.select(*_CALL, "excess_sec") for table in explained])
     delays = delays.group_by(_CALL, maintain_order=True).agg(pl.col("excess_sec").sum())

@@ -180,10 +180,8 @@ def _in_most_steps(answers: list[Explained], steps: int) -> Explained:
     worst = max(findings, key=lambda finding: finding.lost_sec)
     had, of = (sum(finding.evidence[name] for finding in findings) for name in ("conversations", "of"))
     lost_sec = sum(finding.lost_sec for finding in findings) / len(findings)
-    sentence = (
-        f"{worst.evidence['server']} got {had} of {of} conversations, of {worst.evidence['servers']} servers, "
-        f"in {len(findings)} of {steps} steps; {seconds(lost_sec)} lost a step"
-    )
+    server, servers = worst.evidence["server"], worst.evidence["servers"]
+    sentence = f"{server} got {had} of {of} conversations, of {servers} servers, in {len(findings)} of {steps} steps; {seconds(lost_sec)} lost a step"
     numbers = {**worst.evidence, "conversations": had, "of": of}
     numbers |= {"steps": len(findings), "worst_step": worst.step}
     finding = Finding(UNEVEN_SERVERS.name, "run", lost_sec, sentence, event="engine", evidence=numbers)

@@ -14,9 +14,9 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.timing.open_spans import integral
 from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.servers.held_calls import held_by_updates
-from sglang_instrument.analysis.timing.open_spans import integral
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -67,7 +67,17 @@ def server_parts(evidence: Evidence) -> pl.DataFrame:
     held = held_by_updates(evidence).select("rid", "held_sec")
     calls = calls.join(held, on="rid", how="left", maintain_order="left")
     waited = (pl.col("tokenizer_sec") - pl.col("held_sec").fill_null(0.0)).clip(lower_bound=0.0)
-    return _with_usual_decode(calls.with_columns(tokenizer_sec=waited).drop("held_sec"))
+    calls = _with_usual_decode(calls.with_columns(tokenizer_sec=waited).drop("held_sec"))
+    return _served_throughout(calls, evidence.silences)
+
+
+def _served_throughout(calls: pl.DataFrame, silences: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls that met no silence of their server."""
+    met = calls.select("rid", "server", "start_us", "end_us").join(
+        silences.select("server", "from_us", "to_us"), on="server"
+    )
+    met = met.filter((pl.col("start_us") < pl.col("to_us")) & (pl.col("end_us") > pl.col("from_us")))
+    return calls.join(met, on="rid", how="anti", maintain_order="left")
 
 
 def _with_usual_decode(calls: pl.DataFrame) -> pl.DataFrame:
@@ -122,7 +132,7 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
     """Return how each server was in each step, for one part, beside the others.
 
     Args:
-        calls: As `server_parts` returns them.
+        calls: As `server_parts` returns them; or with workers in the place of servers.
         part: One of `PARTS`.
 
     Returns:
