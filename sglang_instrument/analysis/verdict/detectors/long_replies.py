@@ -112,11 +112,11 @@ def _from_a_step_on(evidence: Evidence, requests: pl.DataFrame, effects: Effects
     shift = effects.shift
     if shift is None:
         return
-    later = effects.flat.filter(pl.col("growth") > 0).select(*STEP, "growth")
-    lost = evidence.worth(
-        evidence.lost_in_requests_or_flow(excess_of(requests.join(later, on=STEP), "growth"))
-    )
-    if lost.is_empty():
+    later = requests.join(effects.flat.filter(pl.col("growth") > 0).select(*STEP, "growth"), on=STEP)
+    before = requests.filter(~pl.col("validate")).join(later, on=STEP, how="anti")
+    chance = chance_of_higher_ranks(later["of_turn"], before["of_turn"], _together(requests))
+    lost = evidence.worth(evidence.lost_in_requests_or_flow(excess_of(later, "growth")))
+    if lost.is_empty() or chance * len(effects.flat) > _CHANCE_OF_A_SHIFT:
         return
     lost_sec = float(lost["lost_sec"].sum()) / shift.steps
     sentence = (

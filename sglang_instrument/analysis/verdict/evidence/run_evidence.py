@@ -27,15 +27,15 @@ from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, u
 from sglang_instrument.analysis.verdict.evidence.gaps import Gaps, gaps_of
 from sglang_instrument.analysis.verdict.evidence.named_tools import usual_by_tool
 from sglang_instrument.analysis.verdict.evidence.outside import StepPart, parts_that_vary
+from sglang_instrument.analysis.verdict.evidence.request_batches import LEAST_SEC as LEAST_SEC
+from sglang_instrument.analysis.verdict.evidence.request_batches import numbered_batches, uncut
 from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 from sglang_instrument.analysis.verdict.evidence.work import Work, work_of
 
-LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
 OF_STEP: Final = 0.05  # nor is a smaller share of the step
 _OF_DETECTORS: Final = ("blocked loop",)  # parts that have a detector of their own
 _LATE: Final = "late start"
 _SET_UP: Final = "environment"
-_ABORT: Final = "abort"  # why a request ended that its trainer did not need
 
 
 @dataclass
@@ -279,13 +279,13 @@ class Evidence:
         """
         if excess.is_empty():  # as in most runs
             return excess.select(*STEP_OF_WORKER, "excess_sec")
-        ends = _uncut(self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi"))
+        ends = uncut(self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi"))
         by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
         ends = ends.select(*STEP_OF_WORKER, "request_id", "start_us", "end_us").join(
             by_request, on=[*STEP_OF_WORKER, "request_id"], how="left"
         )
         sooner = pl.col("end_us") - (pl.col("excess_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
-        batches = _numbered_batches(ends).group_by(*STEP_OF_WORKER, "batch")
+        batches = numbered_batches(ends).group_by(*STEP_OF_WORKER, "batch")
         late = batches.agg(excess_sec=(pl.col("end_us").max() - sooner.max()) / 1e6)
         done = late.group_by(STEP_OF_WORKER).agg(pl.col("excess_sec").sum())
         return done.filter(pl.col("excess_sec") > 0)
@@ -338,23 +338,3 @@ class Evidence:
         of_step = lost.join(took, on=STEP, how="left", maintain_order="left")
         least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
         return of_step.filter(pl.col("lost_sec") > least).drop("took_sec")
-
-
-def _numbered_batches(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return requests with `batch`: a batch of a worker begins when all its requests before have ended."""
-    requests = requests.sort(*STEP_OF_WORKER, "start_us")
-    reached = pl.col("end_us").cum_max().shift(1).over(STEP_OF_WORKER)
-    is_first = (pl.col("start_us") > reached).fill_null(value=False)
-    return requests.with_columns(batch=is_first.cast(pl.Int64).cum_sum())
-
-
-def _uncut(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests for whose end their worker waited.
-
-    Those that nobody aborted; and of those that were, the ones that ended long after these: an abort ends
-    their engine calls at once, so that the trainer waited for a tool or a reward of theirs.
-    """
-    aborted = (pl.col("finish_reason") == _ABORT).fill_null(value=False)
-    last_us = pl.col("end_us").filter(~aborted).max().over(STEP_OF_WORKER)
-    is_late = (pl.col("end_us") > last_us + LEAST_SEC * 1e6).fill_null(value=True)
-    return requests.filter(~aborted | is_late)

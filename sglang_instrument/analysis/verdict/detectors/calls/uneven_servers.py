@@ -14,7 +14,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     Precedence,
     detector,
 )
-from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.servers.routed import NOT_PLANTED, in_step_of, lost_by
 
@@ -157,7 +157,8 @@ def _uneven(
     if own_queue is not None and others_queue is not None:
         waited = f", and its calls queued {seconds(own_queue)} ({seconds(others_queue)} elsewhere)"
     sentence = (
-        f"{where(row)}: {busiest} got {had} of {of} conversations, of {servers} servers{waited}; "
+        f"{server} got {had} of {of} conversations, of {servers} servers, in {len(findings)} of {steps} "
+        f"steps; {seconds(lost_sec)} lost a step"
         f"{seconds(lost_sec)} lost"
     )
     numbers = {
