@@ -14,7 +14,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     Precedence,
     detector,
 )
-from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.servers.routed import NOT_PLANTED, in_step_of, lost_by
 
@@ -157,8 +157,7 @@ def _uneven(
     if own_queue is not None and others_queue is not None:
         waited = f", and its calls queued {seconds(own_queue)} ({seconds(others_queue)} elsewhere)"
     sentence = (
-        f"{server} got {had} of {of} conversations, of {servers} servers, in {len(findings)} of {steps} "
-        f"steps; {seconds(lost_sec)} lost a step"
+        f"{where(row)}: {busiest} got {had} of {of} conversations, of {servers} servers{waited}; "
         f"{seconds(lost_sec)} lost"
     )
     numbers = {
@@ -182,7 +181,10 @@ def _in_most_steps(answers: list[Explained], steps: int) -> Explained:
     had, of = (sum(finding.evidence[name] for finding in findings) for name in ("conversations", "of"))
     lost_sec = sum(finding.lost_sec for finding in findings) / len(findings)
     server, servers = worst.evidence["server"], worst.evidence["servers"]
-    sentence = f"{server} got {had} of {of} conversations, of {servers} servers, in {len(findings)} of {steps} steps; {seconds(lost_sec)} lost a step"
+    sentence = (
+        f"{server} got {had} of {of} conversations, of {servers} servers, in {len(findings)} of {steps} "
+        f"steps; {seconds(lost_sec)} lost a step"
+    )
     numbers = {**worst.evidence, "conversations": had, "of": of}
     numbers |= {"steps": len(findings), "worst_step": worst.step}
     finding = Finding(UNEVEN_SERVERS.name, "run", lost_sec, sentence, event="engine", evidence=numbers)
