@@ -64,11 +64,6 @@ class Paths:
         return self.digest.of_workers()
 
     @cached_property
-    def flows(self) -> bool:
-        """Whether requests flow through the workers, and steps are no batches: `flows.flows_of`."""
-        return flows_of(self.digest)
-
-    @cached_property
     def aligned(self) -> pl.DataFrame:
         """The steps of workers: start_us and end_us on the one clock; ahead_us: of its own; launch."""
         steps = self.of_workers.steps
@@ -82,7 +77,7 @@ class Paths:
             pl.col("start_us").median().over(STEP),
         )
         steps = steps.with_columns(after_us=pl.col("start_us") - begun)
-        lead = lead_of_begins(self.flows)
+        lead = lead_of_begins(flows_of(self.digest))
         steps = steps.with_columns(ahead_us=pl.coalesce("ahead_us", lead)).sort(STEP_OF_WORKER)
         ahead = pl.col("ahead_us")
         times = [(pl.col(name) - ahead).alias(name) for name in ("start_us", "end_us")]

@@ -18,6 +18,7 @@ from sglang_instrument.analysis.answers.steps import worker_steps
 from sglang_instrument.analysis.answers.weights.records import weight_spans
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
+from sglang_instrument.analysis.ledger.flows import flows_of
 from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
@@ -29,7 +30,6 @@ from sglang_instrument.analysis.verdict.evidence.named_tools import usual_by_too
 from sglang_instrument.analysis.verdict.evidence.outside import StepPart, parts_that_vary
 from sglang_instrument.analysis.verdict.evidence.request_batches import LEAST_SEC as LEAST_SEC
 from sglang_instrument.analysis.verdict.evidence.request_batches import numbered_batches, uncut
-from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 from sglang_instrument.analysis.verdict.evidence.work import Work, work_of
 
 OF_STEP: Final = 0.05  # nor is a smaller share of the step
@@ -112,11 +112,6 @@ class Evidence:
         return pl.DataFrame(schema=GAUGES) if self.run is None else cached_gauges(self.run)
 
     @cached_property
-    def silences(self) -> pl.DataFrame:
-        """When servers did nothing for the requests that they had: `silences.silences_of`."""
-        return silences_of(self)
-
-    @cached_property
     def weight_spans(self) -> pl.DataFrame:
         """The records of weight updates: `records.weight_spans`; without a run, none."""
         return pl.DataFrame({"part": [], "step": []}) if self.run is None else weight_spans(self.run)
@@ -143,7 +138,7 @@ class Evidence:
     @cached_property
     def flows(self) -> bool:
         """Whether requests flow through the workers, and steps are no batches: `flows.flows_of`."""
-        return self.paths.flows
+        return flows_of(self.everything)
 
     @cached_property
     def windows(self) -> pl.DataFrame:

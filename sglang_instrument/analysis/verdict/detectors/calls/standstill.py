@@ -18,6 +18,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.servers.routed import lost_by
+from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 
 STANDSTILL: Final = NamedCause(
     "standstill",
@@ -64,7 +65,7 @@ def find_standstills(evidence: Evidence) -> Findings:
 
 def _silent_servers(evidence: Evidence) -> Iterator[Explained]:
     """Yield a finding for each server that did nothing for its requests, or of the step for most of them."""
-    silences = evidence.silences
+    silences = silences_of(evidence)
     servers = evidence.served["server"].n_unique()
     for _, of_step in silences.group_by(STEP, maintain_order=True):
         shared = servers > 1 and of_step["server"].n_unique() * 2 > servers

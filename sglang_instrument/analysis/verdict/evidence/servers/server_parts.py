@@ -17,6 +17,7 @@ from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.timing.open_spans import integral
 from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.servers.held_calls import held_by_updates
+from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -68,7 +69,7 @@ def server_parts(evidence: Evidence) -> pl.DataFrame:
     calls = calls.join(held, on="rid", how="left", maintain_order="left")
     waited = (pl.col("tokenizer_sec") - pl.col("held_sec").fill_null(0.0)).clip(lower_bound=0.0)
     calls = _with_usual_decode(calls.with_columns(tokenizer_sec=waited).drop("held_sec"))
-    return _served_throughout(calls, evidence.silences)
+    return _served_throughout(calls, silences_of(evidence))
 
 
 def _served_throughout(calls: pl.DataFrame, silences: pl.DataFrame) -> pl.DataFrame:
