@@ -55,6 +55,41 @@ def test_a_slow_server_is_the_first_finding(name, cause, part, tmp_path):
     )
 
 
+def test_a_server_without_a_prefix_cache_is_slow_in_its_prefills(tmp_path):
+    findings, fault = world_findings(even(ROUTED, seed=3), tmp_path, "server: no prefix cache")
+    first = findings[0]
+    assert (first.cause, first.event) == ("slow-server", "prefill")
+    assert first.evidence["server"] == f"server_{fault.server}"
+
+
+def test_a_server_that_stood_still_is_not_called_slow(tmp_path):
+    findings, fault = world_findings(even(ROUTED), tmp_path, "server: cold in the first step")
+    assert (findings[0].cause, findings[0].step) == ("standstill", fault.steps[0])
+    assert [finding for finding in findings if finding.cause == "slow-server"] == []
+
+
+def test_the_limit_of_a_workers_own_engine_is_named_as_its_queue(tmp_path):
+    findings, fault = world_findings(even(OWN), tmp_path, "engine: small limit")
+    first = findings[0]
+    assert (first.cause, first.worker) == ("queue", fault.server)
+    assert first.evidence["server"].endswith(str(fault.server))
+
+
+def test_a_workers_long_way_to_its_servers_is_named_and_no_server(tmp_path):
+    findings, fault = world_findings(even(ROUTED), tmp_path, "worker: slow way to the servers")
+    first = findings[0]
+    assert (first.cause, first.worker, first.event) == ("slow-way", fault.worker, "network")
+    assert "server" not in first.evidence
+    assert [finding for finding in findings if finding.cause in ("slow-server", "queue", "engine")] == []
+
+
+@pytest.mark.parametrize("name", ["prompts: longer in a step", "turns: more in a step"])
+def test_a_step_with_more_work_is_told_by_its_work(name, tmp_path):
+    findings, fault = world_findings(even(ROUTED, seed=2), tmp_path, name)
+    cause = {"prompts": "long-prompts", "turns": "more-turns"}[name.partition(":")[0]]
+    assert (findings[0].cause, findings[0].step, findings[0].worker) == (cause, fault.steps[0], None)
+
+
 def test_a_slow_server_is_named_where_what_is_left_is_aborted(tmp_path):
     findings, fault = world_findings(even(OVERSAMPLED, seed=2), tmp_path, "server: slow decode in a step")
     assert findings[0].cause == "slow-server"

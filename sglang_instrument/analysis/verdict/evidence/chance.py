@@ -10,6 +10,7 @@ import polars as pl
 FEWEST: Final = 40  # with fewer values, their tail cannot be estimated
 _TAIL: Final = 0.1  # share of them that forms the tail
 _FEWEST_OF_A_TAIL: Final = 5
+_FEWEST_OF_A_MEAN: Final = 20  # draws; means of fewer are not distributed normally
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -105,6 +106,27 @@ def chance_of_higher_ranks(values: pl.Series, others: pl.Series, together: float
         return 1.0
     deviations = (above - count * of_others / 2 - 0.5) / math.sqrt(variance * max(1.0, together))
     return math.erfc(deviations / math.sqrt(2)) / 2
+
+
+def chance_of_higher_mean(values: pl.Series, others: pl.Series, together: float = 1.0) -> float:
+    """Return the probability that values drawn as others have so much higher a mean (Welch); 1 for a few.
+
+    Ranks hardly tell a step in which half of the values are far higher, and the others as usual.
+
+    Args:
+        values: The values in question.
+        others: The values that they are compared with.
+        together: How many of them count as one draw: `drawn_together`.
+    """
+    if min(len(values), len(others)) < _FEWEST_OF_A_MEAN * together:
+        return 1.0
+    parts = [part.cast(pl.Float64) for part in (values, others)]
+    means: list[Any] = [part.mean() for part in parts]
+    variances: list[Any] = [part.var() for part in parts]
+    error = sum(variance / len(part) for part, variance in zip(parts, variances, strict=True))
+    if error <= 0:
+        return float(means[0] <= means[1])
+    return math.erfc((means[0] - means[1]) / math.sqrt(2 * error * max(1.0, together))) / 2
 
 
 def drawn_together(rows: pl.DataFrame, value: str, group: Sequence[str], cell: Sequence[str]) -> float:

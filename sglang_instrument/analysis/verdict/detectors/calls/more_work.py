@@ -1,13 +1,16 @@
 """Find steps whose requests had more to do: more turns than in the other steps, or longer prompts."""
 
-import math
 from collections.abc import Iterator
 from typing import Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.chance import chance_of_higher_ranks, drawn_together
+from sglang_instrument.analysis.verdict.evidence.chance import (
+    chance_of_higher_mean,
+    chance_of_higher_ranks,
+    drawn_together,
+)
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Explained,
     Findings,
@@ -23,8 +26,8 @@ _NOT_PLANTED: Final = "`sglang_instrument.testing.world` plants it"
 MORE_TURNS: Final = NamedCause(
     "more-turns",
     "step",
-    "the requests of a step had at least 1.2 times as many turns as those of the other steps, by a test of "
-    "their ranks",
+    "the requests of a step had at least 1.2 times as many turns as those of the other steps, by tests of "
+    "their ranks and means",
     "no fault of the engine: a limit of turns, or other prompts; `turns LOGS{step}`",
     not_planted=_NOT_PLANTED,
 )
@@ -32,7 +35,7 @@ LONG_PROMPTS: Final = NamedCause(
     "long-prompts",
     "step",
     "the first prompts of a step's requests were at least 1.2 times as long as those of the other steps, by "
-    "a test of their ranks",
+    "tests of their ranks and means",
     "no fault of the engine: its prefills take as long as their tokens; `lengths LOGS{step}`",
     not_planted=_NOT_PLANTED,
 )
@@ -116,7 +119,7 @@ def _late_by_prompts(evidence: Evidence, place: dict[str, Any], times: float) ->
 def _steps_with_more(rows: pl.DataFrame) -> Iterator[tuple[dict[str, Any], float]]:
     """Yield the steps whose `number_of` is higher than in the others, with how many times as high it is.
 
-    The factor is that of the geometric means; the test is Mann and Whitney's of the ranks.
+    The factor is that of the means; the tests are Mann and Whitney's of the ranks, and Welch's of the means.
     """
     counts = rows.with_columns(pl.col("number_of").cast(pl.Float64)).drop_nulls("step")
     counts = counts.with_columns(log=pl.col("number_of").log())
@@ -125,17 +128,14 @@ def _steps_with_more(rows: pl.DataFrame) -> Iterator[tuple[dict[str, Any], float
         others = counts.filter((pl.col("validate") == validate) & (pl.col("step") != step))
         if min(len(part), len(others)) < _FEWEST:
             continue
-        times = math.exp(_mean_log(part) - _mean_log(others))
+        mine, usual = part["number_of"], others["number_of"]
+        times = float(mine.mean() / usual.mean())  # type: ignore[operator]  # of floats
         if times < _TIMES:
             continue
-        tries = 1 + others["step"].n_unique()
-        if chance_of_higher_ranks(part["number_of"], others["number_of"], together) * tries < _CHANCE:
+        tests = chance_of_higher_ranks, chance_of_higher_mean
+        tries = len(tests) * (1 + others["step"].n_unique())
+        if min(test(mine, usual, together) for test in tests) * tries < _CHANCE:
             yield {"step": int(step), "validate": bool(validate)}, times
-
-
-def _mean_log(rows: pl.DataFrame) -> float:
-    mean: Any = rows["log"].mean()
-    return float(mean or 0.0)
 
 
 def _of_step(rows: pl.DataFrame, place: dict[str, Any]) -> pl.DataFrame:
