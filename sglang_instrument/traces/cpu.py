@@ -11,6 +11,7 @@ from sglang_instrument.traces.table import Trace
 _WORK: Final = ("cpu_op", "annotation", "runtime")
 _LOOKED_AT: Final = ("name", "kind", "lane", "start_ns", "end_ns")
 _COVERS: Final = 0.5  # share of a gap that an event must cover to be its reason
+_TOUCHES: Final = 0.05  # what covers less only begins or ends in it: a program that waits calls nothing
 
 
 def cpu_ops(trace: Trace) -> pl.DataFrame:
@@ -90,7 +91,7 @@ def top_gaps(trace: Trace, idle: pl.DataFrame, start_ns: int, top: int) -> pl.Da
 
     Returns:
         at_sec, duration_sec; cpu: the innermost work that covers at least half of the gap, else what covers
-        most of it; null if nothing does; covered_share: its share of the gap.
+        most of it; null if nothing covers a twentieth; covered_share: its share of the gap.
     """
     long = idle.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True).head(top)
     rows: list[dict[str, Any]] = []
@@ -120,7 +121,7 @@ def _reason(events: pl.DataFrame, begun: int, ended: int) -> tuple[str | None, f
         covering = mine.filter(pl.col("shared") >= _COVERS).sort("length")
         if len(covering):
             return str(covering["name"][0]), float(covering["shared"][0])
-        if len(mine):
-            most = mine.sort("shared", descending=True)
+        most = mine.sort("shared", descending=True).head(1)
+        if len(most) and most["shared"][0] >= _TOUCHES:
             return str(most["name"][0]), float(most["shared"][0])
     return None, 0.0

@@ -20,13 +20,16 @@ _CATEGORIES: Final = (
     ("moe", r"moe|expert|topk_softmax|permute_tokens|grouped_?topk|grouped_gemm|ep_scatter|ep_gather"),
     (
         "attention",
-        r"flash(?!_?infer)|fmha|attn|attention|(?<![a-z])mla|kvpe|paged|ragged|batch(prefill|decode)",
+        r"flash(?!_?infer)|fmha|attn|attention|(?<![a-z])mla|kvpe|paged|ragged|batch(prefill|decode)"
+        # SGLang's own in Triton: for tokens of a prompt, one by one, grouped by heads, sparse, linear
+        r"|^_fwd_(grouped_)?kernel(_stage\d|_unified|_dense_prefill)?(_rope)?$|_sparse_(gqa|prefill)"
+        r"|(?<![a-z])(gdn|kda|delta_rule)(?![a-z])",
     ),
     (
         "gemm",
-        r"gemm|cutlass|cublas|matmul|nvjet|wgmma|splitk|gemv|cijk|tensile|(?<![a-z])b?mm_|_b?mm_|mfma|cube",
+        r"gemm(?!a)|cutlass|cublas|matmul|nvjet|wgmma|splitk|gemv|cijk|tensile|(?<![a-z])b?mm_|_b?mm_|mfma|cube",
     ),
-    ("norm", r"norm"),
+    ("norm", r"norm(?!al_|al[<( ])"),
     ("rope", r"rope|rotary"),
     ("activation", r"silu|gelu|swi_?glu|act_and_mul|sigmoid|relu|swish"),
     ("sampling", r"sampl|top_?k|top_?p|softmax|argmax|multinomial|penalt|sort|radix|logits"),

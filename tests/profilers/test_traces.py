@@ -308,6 +308,18 @@ def test_a_stage_in_the_name_of_the_file_counts_where_nothing_was_marked(tmp_pat
         ("void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16, &silu>", "activation"),
         ("void flashinfer::BatchQKApplyRotaryPosIdsCosSinCacheKernel", "rope"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>", "elementwise"),
+        (
+            "_fwd_grouped_kernel_stage1",
+            "attention",
+        ),  # SGLang's Triton attention on an H200, and the next three
+        ("_fwd_kernel_stage2", "attention"),
+        ("_fwd_kernel", "attention"),
+        ("_fwd_kernel_ep_scatter_1", "moe"),
+        ("_qk_gemma_rmsnorm_rope_kernel", "norm"),
+        (
+            "void at::native::distribution_elementwise_grid_stride_kernel<float, 4, normal_and_transform>",
+            "elementwise",
+        ),
         ("triton_poi_fused_add_0", "triton"),
         ("my_own", "other"),
     ],

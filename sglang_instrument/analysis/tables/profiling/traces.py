@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.analysis.tables.shared import VALIDATE
 from sglang_instrument.analysis.tables.table import Table
+from sglang_instrument.traces.kernel_names import cut_in_the_middle, readable_name
 
 _COMMANDS: Final = ("trace",)
-_LONGEST_NAME: Final = 64
 
 
 def _rank(row: Mapping[str, Any]) -> str:
@@ -18,18 +18,11 @@ def _rank(row: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (row["engine"] if row.get("several") else "", row["rank"], row["stage"])))
 
 
-def _shortened(name: str) -> Callable[[Mapping[str, Any]], str | None]:
-    """Cut names in the middle: kernels have names of a thousand characters."""
-
-    def shortened(row: Mapping[str, Any]) -> str | None:
-        words: str | None = row[name]
-        return words if words is None or len(words) <= _LONGEST_NAME else f"{words[:44]}…{words[-19:]}"
-
-    return shortened
-
-
-def _named(name: str, meaning: str, title: str = "") -> Column:
-    return Column(name, meaning, cell=_shortened(name), title=title)
+def _named(name: str, meaning: str, title: str) -> Column:
+    """Return a column of what the CPU did; operators have names of hundreds of characters."""
+    return Column(
+        name, meaning, cell=lambda row: cut_in_the_middle(row[name] or "nothing recorded"), title=title
+    )
 
 
 def _table(name: str, row: str, *columns: Column) -> Table:
@@ -109,7 +102,12 @@ CATEGORIES: Final = _table(
 KERNELS: Final = _table(
     "trace_kernels",
     "a kernel, the longest sum first",
-    _named("name", "its name; a terminal cuts it in the middle", "kernel"),
+    Column(
+        "name",
+        "its name; a terminal shows its operator and leaves out arguments",
+        cell=lambda row: readable_name(row["name"]),
+        title="kernel",
+    ),
     Column("category", "its kind", gives_way=1),
     _SHARE,
     _COUNT,
@@ -131,7 +129,7 @@ STAGES: Final = _table(
 GAPS: Final = _table(
     "trace_gaps",
     "a time in which nothing ran on the GPU (without one, in the engine), the longest first",
-    _named("cpu", "the CPU work that covers most of it", "on the CPU"),
+    _named("cpu", "the CPU work that covers most of it; null if none covers a twentieth", "on the CPU"),
     Column("at_sec", "its begin, after that of the trace", "time"),
     Column("duration_sec", "for how long no GPU stream worked", "time", title="idle"),
     Column(
@@ -185,7 +183,7 @@ COPIES: Final = _table(
 OPERATORS: Final = _table(
     "trace_operators",
     "an operator on the CPU, the longest own time first; a terminal shows it where there is no GPU",
-    _named("name", "its name; a terminal cuts it in the middle", "operator"),
+    _named("name", "its name; a terminal shows its operator and leaves out arguments", "operator"),
     Column("kind", "operator, annotation or call of the GPU's runtime", terminal=False),
     _COUNT,
     Column(

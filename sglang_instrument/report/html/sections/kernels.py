@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
+from sglang_instrument.traces.kernel_names import cut_in_the_middle, readable_name
+
 Row = dict[str, Any]
 
 _MOST_TRACES: Final = 64
@@ -66,8 +68,13 @@ def _rank(trace: Row, several: bool) -> Row:
 
 
 def _detail(trace: Row, several: bool) -> Row:
-    kernels = [{**row, "short": _cut(row["name"])} for row in trace["kernels"][:_MOST_ROWS]]
-    operators = [{**row, "short": _cut(row["name"])} for row in trace["cpu_ops"][:_MOST_ROWS]]
+    kernels = [
+        {**row, "short": readable_name(row["name"], _LONGEST_NAME)} for row in trace["kernels"][:_MOST_ROWS]
+    ]
+    operators = [
+        {**row, "short": cut_in_the_middle(row["name"], _LONGEST_NAME)}
+        for row in trace["cpu_ops"][:_MOST_ROWS]
+    ]
     return {
         "name": _name(trace, several),
         "file": PurePath(trace["file"]).name,
@@ -76,7 +83,10 @@ def _detail(trace: Row, several: bool) -> Row:
         "kernels": kernels,
         "operators": [] if trace["on_gpu"] else operators,
         "stages": trace["stages"],
-        "gaps": [{**row, "cpu": _cut(row["cpu"] or "nothing recorded")} for row in trace["gaps"][:5]],
+        "gaps": [
+            {**row, "cpu": cut_in_the_middle(row["cpu"] or "nothing recorded", _LONGEST_NAME)}
+            for row in trace["gaps"][:5]
+        ],
     }
 
 
@@ -84,9 +94,3 @@ def _name(trace: Row, several: bool) -> str:
     """Return the rank, with the engine if there are several, whose ranks have equal names."""
     engine = trace["profile_id"].strip("-_.") if several else ""
     return " ".join(filter(None, (engine, trace["rank"], trace["stage"])))
-
-
-def _cut(name: str) -> str:
-    """Return a name, shortened in its middle."""
-    front, back = _LONGEST_NAME * 2 // 3, _LONGEST_NAME // 3
-    return name if len(name) <= _LONGEST_NAME else f"{name[:front]}…{name[-back:]}"
