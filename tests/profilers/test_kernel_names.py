@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_instrument.traces.kernel_names import readable_name
+from sglang_instrument.kernel_names import readable_name
 
 MUL = (
     "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sglang_instrument.analysis.tables.column import Column
 from sglang_instrument.analysis.tables.shared import VALIDATE
 from sglang_instrument.analysis.tables.table import Table
-from sglang_instrument.traces.kernel_names import cut_in_the_middle, readable_name
+from sglang_instrument.kernel_names import cut_in_the_middle, readable_name
 
 _COMMANDS: Final = ("trace",)
 

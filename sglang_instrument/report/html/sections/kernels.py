@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
-from sglang_instrument.traces.kernel_names import cut_in_the_middle, readable_name
+from sglang_instrument.kernel_names import cut_in_the_middle, readable_name
 
 Row = dict[str, Any]
 
