@@ -28,6 +28,7 @@ WORDS = {
     "regular_files",
     "extras",
     "part_colours",
+    "kernel_names",
     "processors",
     "whole_commands",
 }
