@@ -156,7 +156,7 @@ MAY_IMPORT = {
     "analysis.tables.training": ANSWERS | {"analysis.tables"},
     "analysis.tables.run": ANSWERS | {"analysis.tables"},
     "analysis.tables.changes": {"analysis.tables"},
-    "analysis.tables.profiling": {"analysis.tables"},
+    "analysis.tables.profiling": {"words", "analysis.tables"},
     "analysis.tables.live": {"analysis.tables"},
     "analysis.dataset": ANSWERS | {"analysis.tables", "analysis.tables.run"},
     "analysis.long_runs": ANSWERS | {"package"},
