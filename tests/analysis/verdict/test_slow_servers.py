@@ -10,7 +10,14 @@ from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing.world.faults import FAULTS
 from sglang_instrument.testing.world.faults.fault import WorldFault
 from sglang_instrument.testing.world.play import play, walls, write_world
-from sglang_instrument.testing.world.rollout.shape import OVERSAMPLED, OWN, ROUTED, draw_shape
+from sglang_instrument.testing.world.rollout.shape import (
+    ASYNCHRONOUS,
+    DRAINED,
+    OVERSAMPLED,
+    OWN,
+    ROUTED,
+    draw_shape,
+)
 
 
 def even(family, seed=1, **fields):
@@ -88,6 +95,29 @@ def test_a_step_with_more_work_is_told_by_its_work(name, tmp_path):
     findings, fault = world_findings(even(ROUTED, seed=2), tmp_path, name)
     cause = {"prompts": "long-prompts", "turns": "more-turns"}[name.partition(":")[0]]
     assert (findings[0].cause, findings[0].step, findings[0].worker) == (cause, fault.steps[0], None)
+
+
+def test_an_update_that_reaches_all_servers_late_is_named_beside_a_rollout(tmp_path):
+    shape = draw_shape(DRAINED, 900)
+    findings, fault = world_findings(shape, tmp_path, "weights: slow to all in a step")
+    first = findings[0]
+    assert (first.cause, first.step) == ("slow-update", fault.steps[0])
+    assert first.lost_sec == pytest.approx(fault.wall_sec, rel=0.1)  # as much as the fault adds
+
+
+def test_a_server_that_stands_still_costs_requests_that_flow(tmp_path):
+    shape = draw_shape(ASYNCHRONOUS, 901)
+    findings, fault = world_findings(shape, tmp_path, "server: cold in the first step")
+    first = findings[0]
+    assert (first.cause, first.step) == ("standstill", fault.steps[0])
+    assert first.evidence["server"] == f"server_{fault.server}"
+    assert 0 < first.lost_sec <= 1.2 * fault.wall_sec  # for so long it stood
+
+
+@pytest.mark.parametrize("family", [ASYNCHRONOUS, DRAINED])
+def test_workers_that_take_groups_from_a_queue_begin_late_for_nobody(family, tmp_path):
+    findings, _ = world_findings(draw_shape(family, 900), tmp_path)
+    assert [finding for finding in findings if finding.lost_sec > 0 and finding.scope != "run"] == []
 
 
 def test_a_slow_server_is_named_where_what_is_left_is_aborted(tmp_path):

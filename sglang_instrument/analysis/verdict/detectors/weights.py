@@ -1,6 +1,7 @@
 """Find what weight updates did wrong: prefixes of older weights, wrong labels, aborts, one slow server."""
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Any, Final
 
 import polars as pl
@@ -9,10 +10,12 @@ from sglang_instrument.analysis.answers.weights.lineage import lineage_of
 from sglang_instrument.analysis.answers.weights.records import weight_spans
 from sglang_instrument.analysis.answers.weights.served import CALLS, served_calls
 from sglang_instrument.analysis.answers.weights.updates import last_server_longer_sec, updates_of
+from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
-from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
-from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.effects import floor_of
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
 
 _NOT_PLANTED: Final = (
     "the simulated engines keep their weights; tests/support/planted_weights.py makes such runs"
@@ -46,11 +49,14 @@ SLOW_UPDATE: Final = NamedCause(
     "slow-update",
     "run, step",
     "one server had its weights at least a second, and half a transfer, after all others, because its own "
-    "transfer took so much longer. A drain before it waits for calls that still run, and is none of it",
+    "transfer took so much longer. A drain before it waits for calls that still run, and is none of it. Or, "
+    "where the trainer trains beside its rollout, one update took all servers 1.5 times as long as any other",
     "look at that server's network, disk and GPU: `weights LOGS --update {update}` shows its parts",
     not_planted=_NOT_PLANTED,
 )
 _UPDATE: Final = "weights_update"
+_TIMES: Final = 1.5  # times the longest of the other updates
+_FEWEST_OTHERS: Final = 2
 _MOST_NAMED: Final = 20  # calls in the evidence of a finding
 _FEWEST_ABORTED: Final = 2
 _OF_FLIGHT: Final = 0.5  # below this share of the calls in flight, aborts count as intended
@@ -62,6 +68,10 @@ def find_weights_trouble(evidence: Evidence) -> Findings:
     """Yield what went wrong with weight updates, if the log tells of any."""
     if evidence.run is not None:
         yield from weights_findings(evidence.run)
+        # Elsewhere `between-steps` tells of it.
+        if not evidence.windows.is_empty() and evidence.gaps.overlaps:
+            spans = evidence.weight_spans
+            yield from _slow_transfers(evidence, updates_of(spans, pl.DataFrame(schema=CALLS)))
 
 
 def weights_findings(run: Run) -> list[Finding]:
@@ -165,4 +175,35 @@ def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
             step=step,
             event=_UPDATE,
             evidence=numbers,
+        )
+
+
+def _slow_transfers(evidence: Evidence, updates: list[Row]) -> Iterator[Finding]:
+    """Yield the updates whose transfers took longer at every server than those of the other updates.
+
+    The physical fact: the same weights took longer on their way. A transfer begins when the calls of its
+    server have ended, or are held, so that no rollout beside it makes it longer.
+    """
+    parts = [(row, [server["transfer_sec"] for server in row["servers"]]) for row in updates]
+    least = [
+        (row, min(times)) for row, times in parts if times and None not in times and row["step"] is not None
+    ]
+    floor_sec = floor_of(evidence.windows)
+    took = evidence.windows.filter(~pl.col("validate")).select(sec_between("begin_us", "done_us"))
+    worth_sec = max(LEAST_SEC, OF_STEP * float(took.to_series().median() or 0.0))  # type: ignore[arg-type]
+    for number, (row, sec) in enumerate(least):
+        others = [other for place, (_, other) in enumerate(least) if place != number]
+        if len(others) < _FEWEST_OTHERS:
+            return
+        usual = median(others)
+        lost_sec = sec - usual
+        if lost_sec < worth_sec or sec + floor_sec < _TIMES * (max(others) + floor_sec):
+            continue
+        sentence = (
+            f"{step_name(row['step'], False)}: the transfer of update {row['update']} took {seconds(sec)} at "
+            f"every server, usually {seconds(usual)}; {seconds(lost_sec)} lost"
+        )
+        numbers = {"updates": [row["update"]], "worst_update": row["update"], "sec": sec, "usual_sec": usual}
+        yield Finding(
+            SLOW_UPDATE.name, "step", lost_sec, sentence, step=row["step"], event=_UPDATE, evidence=numbers
         )

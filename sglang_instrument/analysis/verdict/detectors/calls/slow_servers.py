@@ -18,7 +18,11 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
-from sglang_instrument.analysis.verdict.evidence.servers.routed import lost_in_calls
+from sglang_instrument.analysis.verdict.evidence.servers.routed import (
+    at_least,
+    lost_in_calls,
+    lost_in_flow,
+)
 from sglang_instrument.analysis.verdict.evidence.servers.server_parts import (
     FLOOR_SEC,
     PARTS,
@@ -147,7 +151,7 @@ def _of_server(
     delays = delays.group_by(_CALL, maintain_order=True).agg(pl.col("excess_sec").sum())
     steps = slow[part].select(STEP)
     lost, rows = lost_in_calls(evidence, delays)
-    lost = _at_least(lost, _lost_in_flow(evidence, calls, delays)).join(steps, on=STEP, how="semi")
+    lost = at_least(lost, lost_in_flow(evidence, calls, delays)).join(steps, on=STEP, how="semi")
     took = evidence.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
     lost = lost.join(took, on=STEP).filter(
         pl.col("lost_sec") > pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
@@ -170,35 +174,6 @@ def _of_server(
 
 
 _CALL: Final = ["step", "validate", "worker", "request_id", "turn"]
-
-
-def _lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) -> pl.DataFrame:
-    """Return what steps lost that do not wait for their last request: those aborted, and those that overlap.
-
-    There requests flow, and no single one decides: a step takes as long as its calls together, over how many
-    of them are in flight at once (Little's law).
-    """
-    windows = evidence.windows.with_columns(
-        took_sec=sec_between("begin_us", "done_us"),
-        overlaps=(pl.col("begin_us").shift(-1) < pl.col("done_us")).fill_null(value=False)
-        | (pl.col("begin_us") < pl.col("done_us").shift(1)).fill_null(value=False),
-    )
-    aborted = evidence.digest.requests.filter(finish_reason="abort").select(STEP).unique()
-    aborted = aborted.with_columns(aborts=pl.lit(value=True))
-    flows = windows.join(aborted, on=STEP, how="left").filter(
-        pl.col("overlaps") | pl.col("aborts").fill_null(value=False)
-    )
-    spent = calls.group_by(STEP).agg(spent_sec=pl.col("call_sec").sum())
-    late = delays.group_by(STEP).agg(late_sec=pl.col("excess_sec").sum())
-    joined = flows.join(spent, on=STEP).join(late, on=STEP).filter(pl.col("spent_sec") > 0)
-    share = (pl.col("late_sec") / pl.col("spent_sec")).clip(upper_bound=1.0)
-    return joined.select(*STEP, lost_sec=share * pl.col("took_sec"))
-
-
-def _at_least(lost: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
-    """Return what each step lost, by the estimate that is larger."""
-    both = pl.concat([lost.select(*STEP, "lost_sec"), other.select(*STEP, "lost_sec")])
-    return both.group_by(STEP).agg(pl.col("lost_sec").max()).sort(STEP)
 
 
 def _first_cause(total: dict[str, float]) -> str:

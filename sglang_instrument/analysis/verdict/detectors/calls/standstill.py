@@ -72,10 +72,18 @@ def _silent_servers(evidence: Evidence) -> Iterator[Explained]:
         parts = [of_step] if shared else of_step.partition_by("server", maintain_order=True)
         for part in parts:
             late = _waiting_calls(evidence, part)
-            lost = lost_by(evidence, late) if len(late) else None
+            lost = lost_by(evidence, late, in_flow=True) if len(late) else None
             if lost is not None:
                 is_named = not shared and servers > 1
-                yield Explained(_of_servers(evidence, part, len(late), lost[0], is_named), lost[1])
+                lost_sec = min(lost[0], _longest_sec(part))
+                yield Explained(_of_servers(evidence, part, len(late), lost_sec, is_named), lost[1])
+
+
+def _longest_sec(silences: pl.DataFrame) -> float:
+    """Return for how long the server stood still that did so longest, all its silences together."""
+    sums = silences.group_by("server").agg(sec=sec_between("from_us", "to_us").sum())
+    longest: Any = sums["sec"].max()
+    return float(longest)
 
 
 def _waiting_calls(evidence: Evidence, silences: pl.DataFrame) -> pl.DataFrame:

@@ -4,6 +4,7 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
@@ -41,12 +42,15 @@ def read_again(calls: pl.DataFrame, usual: float) -> pl.DataFrame:
     return rows.with_columns(excess_sec=pl.col("prefill_sec") * (_MISSING / read).clip(upper_bound=1.0))
 
 
-def lost_by(evidence: Evidence, late: pl.DataFrame) -> tuple[float, pl.DataFrame] | None:
+def lost_by(
+    evidence: Evidence, late: pl.DataFrame, in_flow: bool = False
+) -> tuple[float, pl.DataFrame] | None:
     """Return what the step lost by late calls, and the time of calls that this explains.
 
     Args:
         evidence: The evidence.
         late: Engine calls with `excess_sec`.
+        in_flow: Whether a step that does not wait for its last request lost at least `lost_in_flow`.
 
     Returns:
         The seconds, and row, excess_sec of `evidence.calls`; None if the step lost too little.
@@ -55,8 +59,44 @@ def lost_by(evidence: Evidence, late: pl.DataFrame) -> tuple[float, pl.DataFrame
     if late.is_empty():
         return None
     lost, calls = lost_in_calls(evidence, late)
+    if in_flow:
+        lost = at_least(lost, lost_in_flow(evidence, evidence.served, late))
     lost = evidence.worth(lost)
     return None if lost.is_empty() else (float(lost["lost_sec"].sum()), calls)
+
+
+def lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) -> pl.DataFrame:
+    """Return what steps lost that do not wait for their last request: those aborted, and those that overlap.
+
+    There requests flow, and no single one decides: a step takes as long as its calls together, over how many
+    of them are in flight at once (Little's law).
+
+    Args:
+        evidence: The evidence.
+        calls: Engine calls with `call_sec`.
+        delays: Some of them with `excess_sec`.
+    """
+    windows = evidence.windows.with_columns(
+        took_sec=sec_between("begin_us", "done_us"),
+        overlaps=(pl.col("begin_us").shift(-1) < pl.col("done_us")).fill_null(value=False)
+        | (pl.col("begin_us") < pl.col("done_us").shift(1)).fill_null(value=False),
+    )
+    aborted = evidence.digest.requests.filter(finish_reason="abort").select(STEP).unique()
+    aborted = aborted.with_columns(aborts=pl.lit(value=True))
+    flows = windows.join(aborted, on=STEP, how="left").filter(
+        pl.col("overlaps") | pl.col("aborts").fill_null(value=False)
+    )
+    spent = calls.group_by(STEP).agg(spent_sec=pl.col("call_sec").sum())
+    late = delays.group_by(STEP).agg(late_sec=pl.col("excess_sec").sum())
+    joined = flows.join(spent, on=STEP).join(late, on=STEP).filter(pl.col("spent_sec") > 0)
+    share = (pl.col("late_sec") / pl.col("spent_sec")).clip(upper_bound=1.0)
+    return joined.select(*STEP, lost_sec=share * pl.col("took_sec"))
+
+
+def at_least(lost: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
+    """Return what each step lost, by the estimate that is larger."""
+    both = pl.concat([lost.select(*STEP, "lost_sec"), other.select(*STEP, "lost_sec")])
+    return both.group_by(STEP).agg(pl.col("lost_sec").max()).sort(STEP)
 
 
 def lost_in_calls(evidence: Evidence, late: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
