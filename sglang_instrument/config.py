@@ -42,6 +42,7 @@ class Config(Struct, frozen=True, kw_only=True):
     durability: Durability = "buffered"
     detail: Detail = "all"
     engine_detail: EngineDetail = "requests"
+    request_header: str = ""
     sample_requests: float = 1.0
     log_error_messages: bool = False
     hang_after_sec: float = 30.0
@@ -265,5 +266,6 @@ _RULES: Final[dict[str, tuple[Callable[[Any], object], str]]] = {
     "profile_steps": (_NUMBERS.fullmatch, "step numbers, like 5-7,20"),
     "profile_workers": (lambda text: text == "all" or _NUMBERS.fullmatch(text), "all, or numbers, like 0-3"),
     "profile_when": (re.compile(r"\s*\w+\s*>\s*[\d.]+\s*(s|sec|min)?\s*").fullmatch, "like request>60s"),
+    "request_header": (lambda name: re.fullmatch(r"[A-Za-z0-9_-]*", name), "the name of a header of HTTP"),
     "role": (lambda role: re.fullmatch(r"[a-z][a-z0-9]*", role) is not None, "a lower-case word"),
 }

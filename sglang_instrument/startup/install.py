@@ -37,6 +37,7 @@ def install(
     durability: Durability | None = None,
     detail: Detail | None = None,
     engine_detail: EngineDetail | None = None,
+    request_header: str | None = None,
     sample_requests: float | None = None,
     log_error_messages: bool | None = None,
     hang_after_sec: float | None = None,
@@ -74,6 +75,8 @@ def install(
         detail: The finest records that are kept: "step", "request", "turn" or "all". Default "all".
         engine_detail: What SGLang's own processes record: "off", "requests" (a few records per request) or
             "batches" (also one per forward pass). Default "requests".
+        request_header: The header of HTTP with which a gateway hands the id of the rollout's request on to
+            SGLang, such as "x-request-id"; see docs/how-to/gateway.md. `traceparent` needs no setting.
         sample_requests: Share of the requests whose records are kept, 0 to 1; slow requests are always kept.
             Default 1.0.
         log_error_messages: Whether the message of an exception is logged beside its type.

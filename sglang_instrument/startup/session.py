@@ -24,6 +24,7 @@ from sglang_instrument.patching.rewriting.sites import Site
 from sglang_instrument.patching.tables.modes import variable_against
 from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import PatchTable
+from sglang_instrument.patching.tables.request_header import use_request_header
 from sglang_instrument.recording.keep.clock import HOST
 from sglang_instrument.recording.keep.presence import Presence
 from sglang_instrument.recording.measure import identity, open_spans, ray_actor, scopes, spans
@@ -53,6 +54,7 @@ class Session:
 
     def __init__(self, config: Config) -> None:
         self.config, self._folder = config, config.folder
+        use_request_header(config.request_header)
         tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
         tables = [table for table in tables if table.is_wanted(config.engine_detail, config.scalars)]
         self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables

@@ -18,6 +18,7 @@ from subprocess import PIPE
 import pytest
 from awaited import wait_for
 from engine_log import kill_scheduler
+from gateway import REQUEST_HEADER
 from loops_served import PACED
 from own_group import run_in_group
 from served_parts import PROCESSES, ServedParts
@@ -80,7 +81,7 @@ def two_servers(tmp_path_factory):
         for number in range(2):
             scratch = folder / f"server_{number}"
             scratch.mkdir()
-            environment = instrumented(folder, **run_id)
+            environment = instrumented(folder, **run_id, SGLANG_INSTRUMENT_REQUEST_HEADER=REQUEST_HEADER)
             servers.append(start_server(scratch, environment, *arguments, "--weight-version=0"))
             wait_for(lambda: has_logged(folder / "logs/run/engine"), "not all processes log")
         yield servers

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sglang_instrument.patching.pickling import Reduced, reduce_with_stand_in
+from sglang_instrument.patching.tables.request_header import named_header
 from sglang_instrument.recording.safety.traced_values import is_traced
 
 Measure = Callable[[Any], Any]
@@ -265,6 +266,7 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
     "number": (number, lambda values: [number(value) for value in values]),
     "numbers": (numbers, lambda values: [numbers(value) for value in values]),
     "unique": (unique, unique),
+    "named_header": (named_header, named_header),
     "any": (truth, any_true),
     "not": (falsehood, none_true),
     "mean": (mean, mean),

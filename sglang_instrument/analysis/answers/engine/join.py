@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.engine.gateway import CALLS, gateway_calls
 from sglang_instrument.analysis.answers.engine.records import engine_files, iter_records
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_worker
@@ -18,17 +19,6 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
-_CALLS: Final[dict[str, Any]] = {
-    "rid": pl.String,
-    "step": pl.Int64,
-    "validate": pl.Boolean,
-    "worker": pl.Int64,
-    "request_id": pl.String,
-    "turn": pl.Int64,
-    "event": pl.String,
-    "called_us": pl.Int64,
-    "call_sec": pl.Float64,
-}
 _LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
 _IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
 _PARTS: Final = ("queue_sec", "prefill_sec", "transfer_sec", "decode_sec", "retracted_sec")
@@ -83,7 +73,10 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
-    """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest."""
+    """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest.
+
+    Calls that no caller logged are those of the requests that their HTTP headers name: `gateway_calls`.
+    """
     files = [file for file in files if file.place is not None and file.place.folder != "engine"]
     rows = [
         {
@@ -103,8 +96,15 @@ def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
         and fields.request_id is not None
         and line.duration_sec is not None
     ]
-    table = pl.DataFrame(rows, schema=_CALLS, strict=False)
-    return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
+    table = pl.DataFrame(rows, schema=CALLS, strict=False)
+    table = table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
+    through_gateways = gateway_calls(run)
+    if through_gateways.is_empty():
+        return table
+    places = {(file.place.step, file.place.validate, file.place.worker) for file in files if file.place}
+    mine = [place in places for place in through_gateways.select("step", "validate", "worker").iter_rows()]
+    through_gateways = through_gateways.filter(pl.Series(mine, dtype=pl.Boolean))
+    return pl.concat([table, through_gateways.join(table, on="rid", how="anti")])
 
 
 def engine_request_table(run: Run) -> pl.DataFrame:

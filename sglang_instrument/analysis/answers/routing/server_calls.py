@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.engine.gateway import gateway_calls
 from sglang_instrument.analysis.answers.engine.join import with_step
 from sglang_instrument.analysis.answers.engine.records import iter_records
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, with_whole_queue
@@ -130,7 +131,9 @@ def _called(run: Run) -> pl.DataFrame:
     reported = [name for name in _CALLER if name.startswith("reported_") or name == "address"]
     of_replies = table.group_by("rid").agg(pl.col(name).drop_nulls().first() for name in reported)
     outermost = table.sort("caller_sec", descending=True).unique("rid", keep="first", maintain_order=True)
-    return outermost.drop(reported).join(of_replies, on="rid", how="left", maintain_order="left")
+    known = outermost.drop(reported).join(of_replies, on="rid", how="left", maintain_order="left")
+    others = gateway_calls(run).drop("event").rename({"call_sec": "caller_sec"})
+    return pl.concat([known, others.join(known, on="rid", how="anti")], how="diagonal")
 
 
 def _rows(run: Run, files: list[File]) -> Iterator[tuple[Any, ...]]:

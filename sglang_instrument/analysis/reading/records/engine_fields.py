@@ -39,6 +39,8 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
     retractions: Integer | None = None
     server: Any = None
     mode: Any = None
+    traceparent: Any = None
+    request_header: Any = None
     room: Any = None
     bootstrapping: Count | None = None
     waiting: Count | None = None

@@ -1,0 +1,104 @@
+"""Join calls that came through a gateway with the rollout's request that their HTTP header names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.engine.records import engine_files, iter_records
+from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_worker
+from sglang_instrument.analysis.run.cached_tables import cached_table
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+Row = dict[str, Any]
+
+#: The columns of a call with its caller.
+CALLS: Final[dict[str, Any]] = {
+    "rid": pl.String,
+    "step": pl.Int64,
+    "validate": pl.Boolean,
+    "worker": pl.Int64,
+    "request_id": pl.String,
+    "turn": pl.Int64,
+    "event": pl.String,
+    "called_us": pl.Int64,
+    "call_sec": pl.Float64,
+}
+_SERVED: Final = ("engine_request", "engine_stream")
+_HEADERS: Final = ("traceparent", "request_header")
+_TRACE: Final = slice(3, 35)  # of a traceparent: version-TRACE-span-flags
+
+
+def gateway_calls(run: Run) -> pl.DataFrame:
+    """Return one row per call whose HTTP header names a request; from the cache if it can be.
+
+    A header names a request if it holds its id (the setting `request_header`), or is the `traceparent` that a
+    record of the request holds, or belongs to a trace that records of one request alone hold. Of requests
+    with the same id, it is the one that goes on when the call arrives. No call is joined by its time alone.
+
+    Returns:
+        rid; step, validate, worker, request_id: of the request; turn: which of its calls this is; event,
+        called_us, call_sec: as the server logged them, on the clock of the median worker.
+    """
+    return cached_table(run, "gateway_calls", lambda: _made(run))
+
+
+def _made(run: Run) -> pl.DataFrame:
+    calls = list(_served(run))
+    if not calls:
+        return pl.DataFrame(schema=CALLS)
+    requests: dict[str, list[Row]] = {}
+    for row in run.everything.of_workers().requests.iter_rows(named=True):
+        requests.setdefault(row["request_id"], []).append(row)
+    by_header, by_trace = _named_by_traces(run)
+    rows = []
+    for call, traceparent, header in calls:
+        ids = {header} if header in requests else by_header.get(traceparent or "", set())
+        ids = ids or by_trace.get((traceparent or "")[_TRACE], set())
+        request = _only(requests.get(next(iter(ids)), []), call["called_us"]) if len(ids) == 1 else None
+        if request is not None:
+            names = ("step", "validate", "worker", "request_id")
+            rows.append({**call, **{name: request[name] for name in names}})
+    table = pl.DataFrame(rows, schema=CALLS, strict=False).sort("called_us", "rid")
+    of_request = ("step", "validate", "worker", "request_id")
+    return table.with_columns(turn=pl.int_range(pl.len(), dtype=pl.Int64).over(of_request))
+
+
+def _served(run: Run) -> Iterator[tuple[Row, str | None, str | None]]:
+    """Yield the calls that have a header, with their traceparent and the header that a setting names."""
+    ahead, worker = ahead_us(run), of_worker(ahead_us(run))
+    for file, line, fields in iter_records(run, engine_files(run), keys=_HEADERS):
+        if line.event not in _SERVED or not isinstance(fields.rid, str) or line.duration_sec is None:
+            continue
+        stem = file.place.stem if file.place is not None else ""
+        called_us = (line.start_us or 0) - ahead.get(stem, 0) + worker
+        call = {"rid": fields.rid, "event": line.event, "called_us": called_us, "call_sec": line.duration_sec}
+        headers = (getattr(fields, name) for name in _HEADERS)
+        traceparent, header = (value if isinstance(value, str) else None for value in headers)
+        yield call, traceparent, header
+
+
+def _named_by_traces(run: Run) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
+    """Return the ids of requests by the traceparents, and by the traces, that their records hold."""
+    headers: dict[str, set[str]] = {}
+    traces: dict[str, set[str]] = {}
+    of_engines = engine_files(run)
+    files = [file for file in run.files if file.place is not None and file not in of_engines]
+    for _, _, fields in iter_records(run, files, keys=("traceparent",)):
+        if isinstance(fields.traceparent, str) and fields.request_id is not None:
+            headers.setdefault(fields.traceparent, set()).add(str(fields.request_id))
+            traces.setdefault(fields.traceparent[_TRACE], set()).add(str(fields.request_id))
+    return headers, traces
+
+
+def _only(requests: list[Row], called_us: int) -> Row | None:
+    """Return the only request, or the only one that goes on at this time."""
+    if len(requests) == 1:
+        return requests[0]
+    times = [(row["start_us"] or 0, row["end_us"] or 0) for row in requests]
+    ongoing = [row for row, (start, end) in zip(requests, times, strict=True) if start <= called_us <= end]
+    return ongoing[0] if len(ongoing) == 1 else None
