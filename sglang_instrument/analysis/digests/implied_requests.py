@@ -33,10 +33,10 @@ def with_implied(requests: pl.DataFrame, records: pl.DataFrame, places: pl.DataF
     numbered = places.with_row_index("place").cast({"place": pl.Int64})
     whole = requests.filter(pl.col("request_id").is_not_null()).select("place", "request_id")
     of_rollout = (pl.col("role") == ROLE_OF_REQUESTS) & pl.col("step").is_not_null()
-    of_rollout = numbered.filter(of_rollout).select("place")
-    without = of_rollout.join(whole, on="place", how="anti")
+    mine_places = numbered.filter(of_rollout).select("place")
+    without = mine_places.join(whole, on="place", how="anti")
     requests = requests.with_columns(implied=False)
-    children = _children(records, whole).join(of_rollout, on="place", how="semi")
+    children = _children(records, whole).join(mine_places, on="place", how="semi")
     if without.is_empty() and children.is_empty():
         return requests
     named = records.filter(pl.col("request_id").is_not_null())

@@ -96,7 +96,7 @@ class EngineRequest:
         A chunked prompt is admitted several times before its first token; the time between chunks is part of
         the prefill. A retracted request queues, is admitted and is prefilled again: that is the retraction.
         """
-        arrived = _earliest(self.arrived, self.read_by and self.read_by.arrived)
+        arrived = _earliest(self.arrived, self.read_by.arrived if self.read_by else None)
         if arrived is None:
             return {}
         spent: dict[str, int] = {}

@@ -32,7 +32,7 @@ def _make_agents(run: Run) -> pl.DataFrame:
 
 
 def _indented(row: Mapping[str, Any]) -> str:
-    return "  " * row["depth"] + str(row["request_id"])
+    return "  " * int(row["depth"]) + str(row["request_id"])
 
 
 _AGENT: Final = Column("agent", "the agent, as bound; null if none is")
