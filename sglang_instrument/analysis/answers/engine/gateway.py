@@ -42,7 +42,7 @@ def gateway_calls(run: Run) -> pl.DataFrame:
 
     Returns:
         rid; step, validate, worker, request_id: of the request; turn: which of its calls this is; event,
-        called_us, call_sec: as the server logged them, on the clock of the median worker.
+        called_us, call_sec: as the server logged them, on the clock of the worker.
     """
     return cached_table(run, "gateway_calls", lambda: _made(run))
 
@@ -64,18 +64,19 @@ def _made(run: Run) -> pl.DataFrame:
             names = ("step", "validate", "worker", "request_id")
             rows.append({**call, **{name: request[name] for name in names}})
     table = pl.DataFrame(rows, schema=CALLS, strict=False).sort("called_us", "rid")
+    table = table.with_columns(pl.col("called_us") + of_worker(ahead_us(run)))
     of_request = ("step", "validate", "worker", "request_id")
     return table.with_columns(turn=pl.int_range(pl.len(), dtype=pl.Int64).over(of_request))
 
 
 def _served(run: Run) -> Iterator[tuple[Row, str | None, str | None]]:
     """Yield the calls that have a header, with their traceparent and the header that a setting names."""
-    ahead, worker = ahead_us(run), of_worker(ahead_us(run))
+    ahead = ahead_us(run)
     for file, line, fields in iter_records(run, engine_files(run), keys=_HEADERS):
         if line.event not in _SERVED or not isinstance(fields.rid, str) or line.duration_sec is None:
             continue
         stem = file.place.stem if file.place is not None else ""
-        called_us = (line.start_us or 0) - ahead.get(stem, 0) + worker
+        called_us = (line.start_us or 0) - ahead.get(stem, 0)
         call = {"rid": fields.rid, "event": line.event, "called_us": called_us, "call_sec": line.duration_sec}
         headers = (getattr(fields, name) for name in _HEADERS)
         traceparent, header = (value if isinstance(value, str) else None for value in headers)
