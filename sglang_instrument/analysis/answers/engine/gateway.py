@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +31,7 @@ CALLS: Final[dict[str, Any]] = {
 }
 _SERVED: Final = ("engine_request", "engine_stream")
 _HEADERS: Final = ("traceparent", "request_header")
-_TRACE: Final = slice(3, 35)  # of a traceparent: version-TRACE-span-flags
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
 def gateway_calls(run: Run) -> pl.DataFrame:
@@ -57,8 +58,9 @@ def _made(run: Run) -> pl.DataFrame:
     by_header, by_trace = _named_by_traces(run)
     rows = []
     for call, traceparent, header in calls:
-        ids = {header} if header in requests else by_header.get(traceparent or "", set())
-        ids = ids or by_trace.get((traceparent or "")[_TRACE], set())
+        ids = {header} if header in requests else set()
+        if traceparent is not None:
+            ids = ids or by_header.get(traceparent, set()) or by_trace.get(_trace_of(traceparent), set())
         request = _only(requests.get(next(iter(ids)), []), call["called_us"]) if len(ids) == 1 else None
         if request is not None:
             names = ("step", "validate", "worker", "request_id")
@@ -90,10 +92,17 @@ def _named_by_traces(run: Run) -> tuple[Mapping[str, set[str]], Mapping[str, set
     of_engines = engine_files(run)
     files = [file for file in run.files if file.place is not None and file not in of_engines]
     for _, _, fields in iter_records(run, files, keys=("traceparent",)):
-        if isinstance(fields.traceparent, str) and fields.request_id is not None:
+        trace = _trace_of(fields.traceparent) if isinstance(fields.traceparent, str) else ""
+        if trace and fields.request_id is not None:
             headers.setdefault(fields.traceparent, set()).add(str(fields.request_id))
-            traces.setdefault(fields.traceparent[_TRACE], set()).add(str(fields.request_id))
+            traces.setdefault(trace, set()).add(str(fields.request_id))
     return headers, traces
+
+
+def _trace_of(traceparent: str) -> str:
+    """Return the trace of a header of W3C Trace Context; "" if it is none."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return match[1] if match else ""
 
 
 def _only(requests: list[Row], called_us: int) -> Row | None:
