@@ -21,6 +21,14 @@ _OF_TREE: Final[dict[str, Any]] = {
     "path_sec": pl.Float64,
 }
 
+_AGENTS: Final[dict[str, Any]] = {
+    "agent": pl.String,
+    "requests": pl.Int64,
+    "calls": pl.Int64,
+    **dict.fromkeys(("engine_sec", "tool_sec", "other_sec", "path_sec", "engine_share"), pl.Float64),
+    **dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens", "response_tokens"), pl.Int64),
+}
+
 Row = dict[str, Any]
 
 
@@ -174,7 +182,7 @@ def agent_table(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
     """
     requests = request_table(digest)
     if requests["agent"].null_count() == len(requests):
-        return pl.DataFrame()
+        return pl.DataFrame(schema=_AGENTS)
     trees = request_trees(digest).group_by("agent").agg(pl.col("path_sec").sum())
     rows = requests.group_by("agent").agg(
         requests=pl.len().cast(pl.Int64),
