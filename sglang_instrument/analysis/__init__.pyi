@@ -83,6 +83,8 @@ from sglang_instrument.analysis.ledger.ledger import step_windows as step_window
 from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
 from sglang_instrument.analysis.ledger.loop import Loop as Loop
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of as loop_of
+from sglang_instrument.analysis.outlook.whole_run import Forecasted as Forecasted
+from sglang_instrument.analysis.outlook.whole_run import forecast_run as forecast_run
 from sglang_instrument.analysis.questions import NotebookRun as NotebookRun
 from sglang_instrument.analysis.questions import Report as Report
 from sglang_instrument.analysis.questions import open_run as open_run

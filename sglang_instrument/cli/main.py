@@ -56,7 +56,8 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "advise": "which setting to change: from what to what, what it saves, what it costs",
         "twin": "replay the rollout on a real engine; measure other settings there",
         "whatif": "estimate the steps under token caps, over-sampling or a faster event",
-        "compare": "two runs: what differs by more than noise",
+        "compare": "two runs: what differs by more than noise, and why",
+        "forecast": "when the whole training ends: hours, GPU hours, and what a cap from now on changes",
     },
     "keep a long run small": {
         "prune": "delete the logs of most steps; all that they hold stays, in a ninth of the bytes",

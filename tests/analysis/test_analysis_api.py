@@ -211,6 +211,17 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "assumptions": lambda run: a.advise(run).assumptions,
         },
     ),
+    "forecast": (
+        ["--steps", "100", "--gpus", "8"],
+        {
+            name: lambda run, name=name: getattr(a.forecast_run(run, 100, 8), name)  # type: ignore[misc]
+            for name in (
+                *("sentence", "last_step", "steps", "steps_left", "from_us", "left_sec", "low_sec"),
+                *("high_sec", "gpus", "growth", "milestones", "caps", "missing", "assumptions"),
+            )
+        }
+        | {"gpu_hours": lambda run: a.forecast_run(run, 100, 8).gpu_hours()},
+    ),
     "compare": (
         ["--fail-if", "engine > 1.1x"],
         {
@@ -311,6 +322,8 @@ def test_the_analysis_returns_what_the_command_answers(
     if command == "status":
         (logs / "processes").mkdir(exist_ok=True)
         (logs / "processes/worker_0.json").write_text('{"run_id": "r", "role": "worker", "rank": 0}')
+    if command == "forecast":  # which needs more steps
+        logs = synthetic_run(logs.parent / "longer", steps=6, workers=2)
     other = {"compare": [str(logs)], "whatif": ["--validate-with", str(logs)]}.get(command, [])
     assert main([command, str(logs), *other, *arguments, "--json"]) in (0, 1)
     answer = json.loads(capsys.readouterr().out)

@@ -149,6 +149,7 @@ MAY_IMPORT = {
     "analysis.advice.levers.engine": ADVICE,
     "analysis.advice.levers.around": ADVICE,
     "analysis.advice": ADVICE | {"analysis.advice.levers"},
+    "analysis.outlook": ADVICE,
     "analysis.tables": ANSWERS,
     "analysis.tables.rollout": ANSWERS | {"analysis.tables"},
     "analysis.tables.engine": ANSWERS | {"analysis.tables"},
