@@ -31,7 +31,7 @@ _BLOCKS: Final = 24  # of steps that follow one another: what differs within a b
 
 
 @dataclass(frozen=True)
-class Paths:
+class FutureSteps:
     """Draws of what is to come.
 
     Attributes:
@@ -48,7 +48,7 @@ class Paths:
 
 def future_of(
     seconds: Sequence[float], steps: int, extra_sec: Sequence[Sequence[float]] = (), seed: int = 0
-) -> Paths:
+) -> FutureSteps:
     """Draw the seconds of steps to come.
 
     Args:
@@ -76,7 +76,7 @@ def future_of(
     drawn = np.repeat(blocks, width, axis=1)[:, :steps]
     for extra in extra_sec:
         drawn = drawn + _again(np.asarray(extra, dtype=np.float64), steps, random)
-    return Paths(drawn)
+    return FutureSteps(drawn)
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,11 @@ def _moved(state: Floats, covariance: Floats, damping: Floats, ratios: Floats) -
     """Return state and covariance one step later: level + damping x slope, damping x slope."""
     slope = damping * state[:, 1]
     moved = np.stack([state[:, 0] + slope, slope], axis=1)
-    across, own = damping * covariance[:, 0, 1], damping**2 * covariance[:, 1, 1]
+    across, of_slope = damping * covariance[:, 0, 1], damping**2 * covariance[:, 1, 1]
     later = np.empty_like(covariance)
-    later[:, 1, 1] = own + ratios[:, 1] ** 2
-    later[:, 0, 1] = later[:, 1, 0] = across + own
-    later[:, 0, 0] = covariance[:, 0, 0] + 2 * across + own + ratios[:, 0] ** 2
+    later[:, 1, 1] = of_slope + ratios[:, 1] ** 2
+    later[:, 0, 1] = later[:, 1, 0] = across + of_slope
+    later[:, 0, 0] = covariance[:, 0, 0] + 2 * across + of_slope + ratios[:, 0] ** 2
     return moved, later
 
 

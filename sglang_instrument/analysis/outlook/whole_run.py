@@ -15,7 +15,7 @@ from sglang_instrument.analysis.answers.routing.gauges import gpu_table
 from sglang_instrument.analysis.changes.statistics import first_is_cold
 from sglang_instrument.analysis.ledger.loop import Loop
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
-from sglang_instrument.analysis.outlook.trend import FEWEST, Paths, future_of
+from sglang_instrument.analysis.outlook.trend import FEWEST, FutureSteps, future_of
 from sglang_instrument.analysis.settings.main_settings import values_of
 from sglang_instrument.analysis.settings.recorded import Setting, settings_of_run
 from sglang_instrument.errors import InstrumentError, LogError
@@ -190,7 +190,7 @@ def _growth(values: Sequence[float]) -> float | None:
     return math.exp(slope * (len(known) - 1)) - 1
 
 
-def _milestones(paths: Paths, last: int, left: int, from_us: int) -> list[dict[str, Any]]:
+def _milestones(paths: FutureSteps, last: int, left: int, from_us: int) -> list[dict[str, Any]]:
     quantiles = [paths.ends(share) for share in (0.5, _LOW, _HIGH)]
     places = sorted({max(1, round(left * number / _MILESTONES)) for number in range(1, _MILESTONES + 1)})
     means = np.median(paths.sec, axis=0)

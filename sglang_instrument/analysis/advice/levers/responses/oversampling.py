@@ -12,6 +12,7 @@ from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lev
 
 _SHARES: Final = (0.1, 0.2, 0.3)
 _ENOUGH: Final = 0.8  # of what the best share saves
+_WORTH: Final = 0.5  # of the share of the samples that is thrown away, as a share of the step
 _EARLY: Final = 0.3  # of the time of a rollout, in which a batch begins
 _MOST_BEGUN: Final = 0.9  # of the requests: then a step is a batch
 _MOST_ABORTED: Final = 0.01  # of the requests: where more are, the trainer over-samples already
@@ -19,7 +20,10 @@ _MOST_ABORTED: Final = 0.01  # of the requests: where more are, the trainer over
 
 @lever("over-sampling", "simulated", model_error=0.3)
 def oversampling(grounds: Grounds) -> Iterator[ProposedChange]:
-    """Yield the smallest share of more samples that saves most of what the best one saves."""
+    """Yield the smallest share of more samples that saves most of what the best one saves.
+
+    None where a step would save less than half as large a share as is thrown away: that is no gain.
+    """
     if not _is_begun_at_once(grounds) or _aborted_share(grounds) > _MOST_ABORTED:
         return
     changes = [Change(more_requests=share) for share in _SHARES]
@@ -29,6 +33,8 @@ def oversampling(grounds: Grounds) -> Iterator[ProposedChange]:
     best = max(map(mean, saved))
     place = next(number for number, each in enumerate(saved) if mean(each) >= _ENOUGH * best or best <= 0)
     share = _SHARES[place]
+    if mean(saved[place]) < _WORTH * share / (1 + share) * grounds.playback.step_sec:
+        return
     setting = grounds.setting("over-sampling")
     yield ProposedChange(
         setting.name,
