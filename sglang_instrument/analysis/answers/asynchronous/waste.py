@@ -98,8 +98,9 @@ def with_engine_tokens(run: Run, fates: pl.DataFrame) -> pl.DataFrame:
     lacks = pl.col("generated_tokens").is_null() | pl.col("error").is_not_null()
     if not fates.select(lacks.any()).item() or not engine_files(run):
         return fates
-    tokens = cached_engine_requests(run).select("rid", "completion_tokens").drop_nulls()
-    calls = callers(run, run.files).join(tokens, on="rid", how="inner").filter(~pl.col("validate"))
+    requests = cached_engine_requests(run)
+    tokens = requests.select("rid", "completion_tokens").drop_nulls()
+    calls = callers(run, run.files, requests).join(tokens, on="rid", how="inner").filter(~pl.col("validate"))
     engine_tokens = calls.group_by(_REQUEST).agg(of_engine=pl.col("completion_tokens").sum())
     rows = fates.join(engine_tokens, on=_REQUEST, how="left", maintain_order="left")
     generated = (

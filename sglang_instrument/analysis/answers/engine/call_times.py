@@ -47,7 +47,6 @@ def paths_of(run: Run, steps: Collection[int] | None = None) -> Paths:
 
 
 def _made(run: Run) -> pl.DataFrame:
-    calls = callers(run, run.files).join(
-        with_whole_queue(cached_engine_requests(run)), on="rid", maintain_order="left"
-    )
+    requests = with_whole_queue(cached_engine_requests(run))
+    calls = callers(run, run.files, requests).join(requests, on="rid", maintain_order="left")
     return calls.select(*_OF_CALLER, *_OF_ENGINE, *_SIZES)

@@ -11,6 +11,8 @@ class EngineRequest:
     """What the engine's processes did for one request; times are microseconds."""
 
     rid: str
+    #: From 2 on, where a client uses the id of a request that has ended for another one.
+    use: int = 1
     server: str | None = None
     scheduler: str | None = None
     arrived: int | None = None
@@ -41,11 +43,11 @@ class EngineRequest:
         spent = self._spent(_first_known(self.finished, self.detokenized, end))
         start = _earliest(self.called, self.arrived, reader.called, reader.arrived)
         return {
-            "rid": self.rid,
+            "rid": self.name,
             "server": self.server,
             "scheduler": self.scheduler,
             "prefill_server": self.read_by and _first_known(self.read_by.server, self.read_by.scheduler),
-            "prefill_rid": self.read_by and self.read_by.rid,
+            "prefill_rid": self.read_by and self.read_by.name,
             "start_us": start,
             "end_us": end,
             "duration_sec": None if start is None or end is None else max(0, end - start) / 1e6,
@@ -86,9 +88,36 @@ class EngineRequest:
         return self.is_of_list and self.arrived is None and self.detokenized is None and self.finished is None
 
     @property
+    def name(self) -> str:
+        """Its id, which another request of the same id does not have: `r7`, then `r7 (2)`."""
+        return self.rid if self.use == 1 else f"{self.rid} ({self.use})"
+
+    @property
     def is_ended(self) -> bool:
         """Whether any process logged its end."""
-        return any(time is not None for time in (self.answered, self.finished, self.detokenized))
+        return self._end is not None
+
+    @property
+    def _end(self) -> int | None:
+        ends = (self.answered, self.finished, self.detokenized)
+        return max((time for time in ends if time is not None), default=None)
+
+    def is_over_before(self, moment: int) -> bool:
+        """Whether it had ended then, or at least had its first token, where its scheduler logs no ends.
+
+        An aborted one is not over: its client may go on with it after an update of the weights.
+        """
+        if self.finish_reason == "abort":
+            return False
+        if self._end is not None:
+            return self._end < moment
+        return any(what == "first" and at_us < moment for at_us, what in self.transitions)
+
+    def distance_us(self, moment: float) -> float:
+        """Return how far a moment lies from its life, 0 within."""
+        begin = _earliest(self.called, self.arrived)
+        before = 0.0 if begin is None else begin - moment
+        return max(0.0, before, 0.0 if self._end is None else moment - self._end)
 
     def _spent(self, end: int | None) -> dict[str, float | None]:
         """Split the time from arrival to end into its parts, and what a retraction cost.

@@ -11,6 +11,7 @@ from sglang_instrument.analysis.answers.engine.gateway import CALLS, gateway_cal
 from sglang_instrument.analysis.answers.engine.records import engine_files, iter_records
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_worker
+from sglang_instrument.analysis.answers.engine.used_again import with_names
 from sglang_instrument.analysis.digests.attempts import in_attempt
 from sglang_instrument.analysis.reading.files import RunFiles
 
@@ -48,8 +49,8 @@ def joined_calls(
         and decode; null if not known.
     """
     files = run.files_of(step, worker, validate)
-    calls = callers(run, files)
     requests = engine_requests(run, files)
+    calls = callers(run, files, requests)
     joined = calls.join(requests, on="rid", how="inner", maintain_order="left").sort("called_us")
     inside = sum((pl.col(name).fill_null(0.0) for name in _PARTS), start=pl.lit(0.0))
     outside = (pl.col("call_sec") - inside).clip(lower_bound=0.0)
@@ -72,8 +73,8 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**call, "why": why(call, usual)} for call in mine if is_of_attempt(call["called_us"])]
 
 
-def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
-    """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest.
+def callers(run: Run, files: Sequence[File], requests: pl.DataFrame) -> pl.DataFrame:
+    """Return the caller of each of `engine_requests`; of nested spans, the outermost, the longest.
 
     Calls that no caller logged are those of the requests that their HTTP headers name: `gateway_calls`.
     """
@@ -96,7 +97,7 @@ def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
         and fields.request_id is not None
         and line.duration_sec is not None
     ]
-    table = pl.DataFrame(rows, schema=CALLS, strict=False)
+    table = with_names(pl.DataFrame(rows, schema=CALLS, strict=False), requests)
     table = table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
     through_gateways = gateway_calls(run)
     if through_gateways.is_empty():
@@ -151,7 +152,7 @@ def _of_this_run(run: Run, requests: pl.DataFrame) -> pl.DataFrame:
     steps = run.digest.of_workers().steps
     if newest.get("engine") in runs or steps.is_empty():
         return requests
-    called = requests.filter(pl.col("rid").is_in(callers(run, run.files)["rid"].implode()))
+    called = requests.filter(pl.col("rid").is_in(callers(run, run.files, requests)["rid"].implode()))
     if len(called):
         return called
     return requests.filter(pl.col("start_us").is_between(steps["start_us"].min(), steps["end_us"].max()))

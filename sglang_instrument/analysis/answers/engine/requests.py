@@ -61,6 +61,12 @@ _TRANSITIONS: Final = {
 }
 
 
+_BEGIN_A_REQUEST: Final = (
+    *("engine_request", "engine_stream", "server_generate"),
+    *("engine_tokenize", "scheduler_receive"),
+)
+
+
 def engine_requests(run: Run, files: Sequence[File] | None = None) -> pl.DataFrame:
     """Return one row per request of the engine, by its `rid`, in the order of arrival.
 
@@ -71,7 +77,8 @@ def engine_requests(run: Run, files: Sequence[File] | None = None) -> pl.DataFra
             before, without a detokenizer (`skip_tokenizer_init`), only the tokenizer manager knows them.
 
     Returns:
-        rid; server, scheduler: the stems of their files; prefill_server, prefill_rid: the server that read
+        rid: with " (2)" behind it where the id was used again after its request had ended, not by an abort;
+        server, scheduler: the stems of their files; prefill_server, prefill_rid: the server that read
         the prompt, if not that which wrote the reply, and the request's name there; start_us, end_us,
         duration_sec: from its arrival at the server, or the scheduler, to its answer, on the clock of the
         median worker (`round_trips.ahead_us`); tokenize_sec; queue_sec, prefill_sec, transfer_sec,
@@ -85,7 +92,7 @@ def engine_requests(run: Run, files: Sequence[File] | None = None) -> pl.DataFra
     """
     requests: dict[str, EngineRequest] = {}
     halves: dict[str, EngineRequest] = {}
-    logs_of_engines = engine_files(run)
+    logs_of_engines = sorted(engine_files(run), key=_is_no_scheduler)
     ahead = ahead_us(run)
     _collect(requests, halves, iter_records(run, logs_of_engines), ahead)
     if files is None:
@@ -102,6 +109,11 @@ def engine_requests(run: Run, files: Sequence[File] | None = None) -> pl.DataFra
     ]
     _name_servers(rows, {request.rid for request in requests.values() if request.finished is not None})
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+
+
+def _is_no_scheduler(file: File) -> bool:
+    """Sort schedulers first: they tell when an id is used again."""
+    return file.place is None or not file.place.stem.startswith("scheduler")
 
 
 def _name_servers(rows: Sequence[dict[str, Any]], finished: Collection[str]) -> None:
@@ -148,10 +160,24 @@ def _collect(
         line.start_us = (line.start_us or 0) - ahead.get(name, 0)
         group = halves if name in readers else requests
         for rid in rids_of(fields):
-            request = group.get(rid)
-            if request is None:
-                request = group[rid] = EngineRequest(rid)
-            handler(request, line, fields, name)
+            handler(_request_of(group, rid, line), line, fields, name)
+
+
+def _request_of(group: dict[str, EngineRequest], rid: str, line: Line) -> EngineRequest:
+    """Return the request that a record is about; an id used again after its end is another request."""
+    request = group.get(rid)
+    if request is None:
+        request = group[rid] = EngineRequest(rid)
+        return request
+    requests = [request]
+    while (later := group.get(f"{rid} ({len(requests) + 1})")) is not None:
+        requests.append(later)
+    start_us, end_us = line.start_us or 0, line.end_us
+    if line.event in _BEGIN_A_REQUEST and requests[-1].is_over_before(start_us):
+        another = EngineRequest(rid, use=len(requests) + 1)
+        group[another.name] = another
+        return another
+    return min(reversed(requests), key=lambda request: request.distance_us((start_us + end_us) / 2))
 
 
 def _join_halves(requests: dict[str, EngineRequest], halves: Mapping[str, EngineRequest]) -> None:

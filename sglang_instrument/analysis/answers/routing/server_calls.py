@@ -12,6 +12,7 @@ from sglang_instrument.analysis.answers.engine.join import with_step
 from sglang_instrument.analysis.answers.engine.records import iter_records
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests, with_whole_queue
 from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
+from sglang_instrument.analysis.answers.engine.used_again import with_names
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, count
 from sglang_instrument.analysis.run.cached_tables import cached_table
 
@@ -76,7 +77,7 @@ def _made(run: Run) -> pl.DataFrame:
     if run.other is not None and run.other.workers_are_servers:
         return _of_servers(run.rows_of_other)
     served = with_whole_queue(cached_engine_requests(run))
-    alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run)
+    alone = with_step(served.join(called := _called(run, served), on="rid", how="anti"), run)
     known = called.join(served, on="rid", how="left", maintain_order="left")
     calls = pl.concat([known, alone], how="diagonal").with_columns(
         start_us=pl.coalesce("called_us", "start_us"),
@@ -124,10 +125,11 @@ def _named(calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _called(run: Run) -> pl.DataFrame:
+def _called(run: Run, served: pl.DataFrame) -> pl.DataFrame:
     """Return what callers logged of each call; of spans with one `rid`, the outermost has the times."""
     files = [file for file in run.files if file.place is not None and file.place.folder != "engine"]
     table = pl.DataFrame(list(_rows(run, files)), schema=_CALLER, orient="row", strict=False)
+    table = with_names(table, served, "caller_sec")
     reported = [name for name in _CALLER if name.startswith("reported_") or name == "address"]
     of_replies = table.group_by("rid").agg(pl.col(name).drop_nulls().first() for name in reported)
     outermost = table.sort("caller_sec", descending=True).unique("rid", keep="first", maintain_order=True)
