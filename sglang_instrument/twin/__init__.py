@@ -4,14 +4,42 @@
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang_instrument.twin.agendas.files import read_agenda, write_agenda
+    from sglang_instrument.twin.agendas.from_log import agenda
+    from sglang_instrument.twin.agendas.mooncake import mooncake_lines
+    from sglang_instrument.twin.agendas.planned import (
+        Agenda,
+        AgendaRequest,
+        AgendaStep,
+        AgendaTurn,
+        thinned,
+    )
+    from sglang_instrument.twin.playing.player import Played, play
+
+__all__ = [
+    "Agenda",
+    "AgendaRequest",
+    "AgendaStep",
+    "AgendaTurn",
+    "Played",
+    "agenda",
+    "mooncake_lines",
+    "play",
+    "read_agenda",
+    "thinned",
+    "write_agenda",
+]
 
 #: The module of each public name. Imported at first use: asyncio and polars are slow to import.
 _HOMES = {
     "Agenda": "agendas.planned",
-    "Played": "playing.player",
     "AgendaRequest": "agendas.planned",
     "AgendaStep": "agendas.planned",
     "AgendaTurn": "agendas.planned",
+    "Played": "playing.player",
     "agenda": "agendas.from_log",
     "mooncake_lines": "agendas.mooncake",
     "play": "playing.player",
@@ -19,7 +47,6 @@ _HOMES = {
     "thinned": "agendas.planned",
     "write_agenda": "agendas.files",
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - a list, which the linter does not see
 
 
 def __getattr__(name: str) -> object:
@@ -29,4 +56,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return __all__

@@ -28,7 +28,7 @@ def weight_sync(grounds: Grounds) -> Iterator[ProposedChange]:
     )
 
 
-@lever("staleness bound", "named", "rollout-waits")
+@lever("staleness bound", "named", "rollout-waits", "staleness-bound")
 def staleness_bound(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the staleness bound, where an asynchronous rollout waits for the trainer at it."""
     sec = grounds.mean["rollout_waits_sec"]
