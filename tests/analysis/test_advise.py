@@ -8,10 +8,14 @@ import pytest
 from set_worlds import changed, play_set, step_sec, well_set_world, wrong_world
 
 from sglang_instrument.analysis import advise, cap_table, open_run
+from sglang_instrument.analysis.advice import findings
 from sglang_instrument.analysis.advice.advise import Advice
+from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.cliffs import cliffs_in
+from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.findings import with_changes
 from sglang_instrument.analysis.advice.intervals import saving_of
+from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import Hang, synthetic_run
@@ -133,6 +137,24 @@ def test_a_finding_carries_the_change_that_answers_it_and_summary_says_it(tmp_pa
     assert main(["summary", str(folder)]) == 0
     words = f"change: max_running_requests from {lever['now']} to {lever['proposed']} saves "
     assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_verdict_on_a_large_run_waits_for_no_replay(tmp_path, monkeypatch):
+    run = open_run(write_world(tmp_path / "world", play_set(wrong_world("running limit", 0))), cached=False)
+    monkeypatch.setattr(findings, "_MOST_REQUESTS", len(run.digest.requests) - 1)
+    assert {finding.change for finding in findings.findings_with_changes(run)} == {None}
+    monkeypatch.setattr(findings, "_MOST_REQUESTS", len(run.digest.requests))
+    assert any(finding.change for finding in findings.findings_with_changes(run))
+
+
+def test_of_a_long_run_some_steps_are_replayed_which_save_what_they_save(tmp_path):
+    run = open_run(write_world(tmp_path / "world", play_set(wrong_world("running limit", 0))), cached=False)
+    half = run.digest.requests["turns"].fill_null(1).sum() // 2
+    whole, some = (Grounds(run, loop_of(run), most).playback for most in (20_000, half))
+    assert 0 < some.requests < whole.requests
+    few, many = (playback.saved(Change(limit=16)) for playback in (some, whole))
+    assert 0 < len(few) < len(many)
+    assert set(few) < set(many)
 
 
 def test_a_finding_without_a_lever_has_no_change(tmp_path):

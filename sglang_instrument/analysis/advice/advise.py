@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument.analysis.advice.calm import dominating_fault, is_worth_telling
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.evidence.lever import Lever, ProposedChange
+from sglang_instrument.analysis.advice.evidence.playback import MOST_CALLS
 from sglang_instrument.analysis.advice.intervals import Saving, saving_of
 from sglang_instrument.analysis.advice.levers import LEVERS
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
@@ -91,13 +92,19 @@ class Advice:
         return [advised.row(logs) for advised in self.levers]
 
 
-def advise(run: "Run", verdict: Verdict | None = None, levers: Sequence[Lever] = LEVERS) -> Advice:
+def advise(
+    run: "Run",
+    verdict: Verdict | None = None,
+    levers: Sequence[Lever] = LEVERS,
+    most_calls: int = MOST_CALLS,
+) -> Advice:
     """Return what to change in a run.
 
     Args:
         run: The run.
         verdict: Its verdict, if already known.
         levers: Those that may be proposed.
+        most_calls: How many of its calls of the engine are replayed, about: fewer make intervals wider.
 
     Raises:
         LogError: It has no training step yet.
@@ -106,7 +113,7 @@ def advise(run: "Run", verdict: Verdict | None = None, levers: Sequence[Lever] =
     if run.digest.steps.is_empty():
         raise LogError(f"{run.name}: no step has a record yet")
     loop = loop_of(run)
-    grounds = Grounds(run, loop)
+    grounds = Grounds(run, loop, most_calls)
     step_sec = grounds.playback.step_sec
     proposed = [(lever, proposal) for lever in levers for proposal in lever.propose(grounds)]
     shown = _told(proposed, step_sec)
@@ -165,9 +172,14 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def advice_of(run: "Run", verdict: Verdict | None = None, levers: Sequence[Lever] = LEVERS) -> Advice | None:
+def advice_of(
+    run: "Run",
+    verdict: Verdict | None = None,
+    levers: Sequence[Lever] = LEVERS,
+    most_calls: int = MOST_CALLS,
+) -> Advice | None:
     """Return what `advise` returns; None where nothing tells it."""
     try:
-        return advise(run, verdict, levers)
+        return advise(run, verdict, levers, most_calls)
     except InstrumentError:
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.advice.advise import Advice, Advised, advice_of
 from sglang_instrument.analysis.advice.levers import LEVERS
@@ -11,6 +11,10 @@ from sglang_instrument.analysis.verdict.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
+
+#: Who asks for a verdict does not wait for a longer replay; `advise` makes one of any run.
+_MOST_CALLS: Final = 2_000
+_MOST_REQUESTS: Final = 30_000
 
 
 def findings_with_changes(run: "Run", verdict: Verdict | None = None) -> list[Finding]:
@@ -25,12 +29,13 @@ def findings_with_changes(run: "Run", verdict: Verdict | None = None) -> list[Fi
     Returns:
         The findings in the order of the verdict. `change` is `{setting, from, to, saves_sec, low, high}`:
         seconds that a step saves, with the 80 % interval, null for a lever that is only named. It is None
-        where `advise` proposes nothing for the finding.
+        where `advise` proposes nothing for the finding, and in runs of more than 30,000 requests.
     """
     judged = judge(run) if verdict is None else verdict
     causes = {finding.cause for finding in judged.findings}
-    levers = [lever for lever in LEVERS if lever.mends & causes]
-    return with_changes(judged.findings, advice_of(run, judged, levers) if levers else None)
+    is_short = len(run.digest.requests) <= _MOST_REQUESTS
+    levers = [lever for lever in LEVERS if lever.mends & causes and is_short]
+    return with_changes(judged.findings, advice_of(run, judged, levers, _MOST_CALLS) if levers else None)
 
 
 def with_changes(findings: list[Finding], advice: Advice | None) -> list[Finding]:

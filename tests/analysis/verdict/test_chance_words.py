@@ -1,5 +1,6 @@
 """The verdict says "chance" only of what chance explains, and never begins with it."""
 
+import math
 import random
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.verdict.evidence.chance import chance_of_higher_ranks
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_higher_ranks, chances_of_higher_ranks
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import in_order_of_weight, judge
 
@@ -81,6 +82,22 @@ def test_the_chance_of_ranks_is_that_of_mann_and_whitney(values: list[int], othe
     assume(len({*values, *others}) > 1)  # of equal values alone, none ranks higher
     expected = mannwhitneyu(values, others, alternative="greater", method="asymptotic").pvalue
     assert chance_of_higher_ranks(pl.Series(values), pl.Series(others)) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(1, 30)), min_size=1, max_size=60))
+def test_the_chances_of_all_cells_are_those_of_each(rows: list[tuple[int, bool, int]]) -> None:
+    table = pl.DataFrame(rows, schema={"cell": pl.Int64, "kind": pl.Boolean, "value": pl.Int64}, orient="row")
+    chances = chances_of_higher_ranks(table, "value", ["cell", "kind"], "kind", 1.5)
+    for row in chances.iter_rows(named=True):
+        of_kind = table.filter(kind=row["kind"])
+        mine, others = (
+            of_kind.filter((pl.col("cell") == row["cell"]) == here)["value"] for here in (True, False)
+        )
+        assert (row["count"], row["others"]) == (len(mine), len(others))
+        if len(others):
+            assert row["chance"] == pytest.approx(chance_of_higher_ranks(mine, others, 1.5), abs=1e-9)
+            means = [part.cast(pl.Float64).log().mean() for part in (mine, others)]
+            assert row["times"] == pytest.approx(math.exp(means[0] - means[1]))
 
 
 def test_findings_that_cost_nothing_come_after_those_that_cost_time() -> None:

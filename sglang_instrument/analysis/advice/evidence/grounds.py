@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.names import NamedSetting, setting_of
-from sglang_instrument.analysis.advice.evidence.playback import Playback
+from sglang_instrument.analysis.advice.evidence.playback import MOST_CALLS, Playback
 from sglang_instrument.analysis.advice.evidence.pools import PooledCalls
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
@@ -25,13 +25,14 @@ class Grounds:
     Attributes:
         run: The run.
         loop: Its loop.
+        most_calls: How many calls are replayed, about.
 
     Raises:
         InstrumentError: As `served_run`, when `playback` is asked for.
     """
 
-    def __init__(self, run: "Run", loop: Loop) -> None:
-        self.run, self.loop = run, loop
+    def __init__(self, run: "Run", loop: Loop, most_calls: int = MOST_CALLS) -> None:
+        self.run, self.loop, self.most_calls = run, loop, most_calls
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -51,7 +52,7 @@ class Grounds:
     def playback(self) -> Playback:
         """The recorded requests, which can be played again."""
         served = served_run(self.loop.lanes.paths.of_workers, serving_of(self.run))
-        return Playback(self.loop, served, self.pools)
+        return Playback(self.loop, served, self.pools, self.most_calls)
 
     @cached_property
     def gauges(self) -> pl.DataFrame:

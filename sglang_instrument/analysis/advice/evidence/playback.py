@@ -15,7 +15,7 @@ from sglang_instrument.analysis.changes.replicas import ServedRun, saved_of_loop
 from sglang_instrument.analysis.changes.rules import Factors, Recorded, under
 from sglang_instrument.analysis.ledger.loop import Loop, steady
 
-_MOST_CALLS: Final = 20_000  # that are replayed; of longer runs, some steps are
+MOST_CALLS: Final = 20_000  # that are replayed; of longer runs, some steps are
 _NOTHING: Final = Factors()
 _Place = tuple[int, bool]
 
@@ -27,24 +27,25 @@ class Playback:
         loop: Its loop.
         served: Its steps and the speed of its servers.
         pools: Calls of tools and rewards, which may have waited for a place.
+        most_calls: How many calls are replayed, about: of a run with more, every second step, or third ...
     """
 
-    def __init__(self, loop: Loop, served: ServedRun, pools: PooledCalls) -> None:
+    def __init__(
+        self, loop: Loop, served: ServedRun, pools: PooledCalls, most_calls: int = MOST_CALLS
+    ) -> None:
         self._loop, self.served, self._pools = loop, served, pools
-        self._rows = request_rows(served.digest)
+        self._rows = _of_some_steps(request_rows(served.digest), most_calls)
         self._durations: list[float] = self._rows["duration_sec"].to_list()
         self._recorded = recorded_requests(self._rows, served.digest, served.fit, served.all_running)
-        self._members = self._chosen()
+        self._members = self._by_step()
         self._was = {place: self._ends(place, Change()) for place in self._members}
         self.shape = loop.shape()
 
-    def _chosen(self) -> dict[_Place, list[int]]:
-        """Return the requests of each step that is replayed."""
+    def _by_step(self) -> dict[_Place, list[int]]:
+        """Return the numbers of the requests of each step."""
         grouped = self._rows.with_row_index("number").group_by(STEP, maintain_order=True).agg("number")
-        places = {(step, validate): members for step, validate, members in grouped.iter_rows()}
-        calls = sum(len(request.request.calls) for request in self._recorded)
-        every = max(1, -(-calls // _MOST_CALLS))
-        return {place: places[place] for place in sorted(places)[::every]}
+        members = {(step, validate): numbers for step, validate, numbers in grouped.iter_rows()}
+        return {place: members[place] for place in sorted(members)}
 
     @property
     def step_sec(self) -> float:
@@ -160,3 +161,12 @@ class Playback:
         return replace(
             recorded, request=request, answers={**recorded.answers, "tool": tools}, reward_sec=reward_sec
         )
+
+
+def _of_some_steps(rows: pl.DataFrame, most_calls: int) -> pl.DataFrame:
+    """Return the requests of evenly chosen steps that have about `most_calls` calls of the engine."""
+    calls = int(rows["turns"].fill_null(1).sum())
+    every = max(1, -(-calls // most_calls))
+    if every == 1:
+        return rows
+    return rows.join(rows.select(STEP).unique().sort(STEP).gather_every(every), on=STEP, how="semi")

@@ -14,6 +14,7 @@ from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import (
     chance_beyond,
     chance_of_higher_ranks,
+    chances_of_higher_ranks,
     drawn_together,
     tail_of,
 )
@@ -41,6 +42,7 @@ _LIMITS: Final = Limits(times=1.3, spread=0.03)
 _FEWEST: Final = 40  # replies; with fewer, the tail of their lengths is not known
 _CHANCE: Final = 3e-3  # largest allowed probability that the longest reply is drawn from the others
 _CHANCE_OF_A_SHIFT: Final = 1e-3  # the same that a step's replies are, over all steps
+_FEW_WORKERS: Final = 2  # of steps: each has only one other to be compared with
 _LEAST_SHIFT: Final = 1.1
 _LONG: Final = 1.3  # times the median step, and a step gets a finding for its long replies
 _MOST_OF_IT: Final = 0.5
@@ -132,20 +134,15 @@ def _long_workers(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Findin
 
     By Mann and Whitney's test of the ranks, over all steps of workers.
     """
-    parts = requests.partition_by(STEP_OF_WORKER, maintain_order=True)
     together = _together(requests, STEP_OF_WORKER)
-    for part in parts if len(parts) > 2 else ():
-        row = part.row(0, named=True)
-        others = requests.filter(pl.col("validate") == row["validate"])
-        others = others.join(part, on=STEP_OF_WORKER, how="anti")
-        if len(others) < _FEWEST:
-            continue
-        times = math.exp(_mean(part["of_turn"].log()) - _mean(others["of_turn"].log()))
-        if times < _LIMITS.times:
-            continue
-        chance = chance_of_higher_ranks(part["of_turn"], others["of_turn"], together)
-        if chance * len(parts) > _CHANCE_OF_A_SHIFT:
-            continue
+    cells = chances_of_higher_ranks(requests, "of_turn", STEP_OF_WORKER, "validate", together)
+    if len(cells) <= _FEW_WORKERS:
+        return
+    is_long = (pl.col("others") >= _FEWEST) & (pl.col("times") >= _LIMITS.times)
+    is_no_draw = pl.col("chance") * len(cells) <= _CHANCE_OF_A_SHIFT
+    for row in cells.filter(is_long & is_no_draw).iter_rows(named=True):
+        times = row["times"]
+        part = requests.filter(pl.all_horizontal(pl.col(name) == row[name] for name in STEP_OF_WORKER))
         late = part.with_columns(excess_sec=pl.col("sec") * (1 - 1 / times)).drop_nulls("excess_sec")
         lost = evidence.worth(evidence.lost_by_each(evidence.late_by_requests(late)))
         for lost_sec in lost["lost_sec"]:

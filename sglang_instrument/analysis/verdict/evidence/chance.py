@@ -108,6 +108,53 @@ def chance_of_higher_ranks(values: pl.Series, others: pl.Series, together: float
     return math.erfc(deviations / math.sqrt(2)) / 2
 
 
+def chances_of_higher_ranks(
+    rows: pl.DataFrame, value: str, cell: Sequence[str], within: str, together: float = 1.0
+) -> pl.DataFrame:
+    """Return for each cell what `chance_of_higher_ranks` says of its values against all others of its kind.
+
+    Ranks and ties are counted once: cell by cell, a run of many cells would be ranked as often.
+
+    Args:
+        rows: The values.
+        value: Their column.
+        cell: Columns of a cell, among them `within`.
+        within: The column of the kind: values of other kinds are not compared.
+        together: How many of them count as one draw: `drawn_together`.
+
+    Returns:
+        The cells in the order of their first rows; count; others: how many values it is compared with;
+        times: the ratio of the geometric means; chance.
+    """
+    values = pl.col(value).cast(pl.Float64)
+    ranked = rows.with_columns(rank=values.rank("average").over(within), log=values.log())
+    alike = ranked.group_by(within, value).agg(alike=pl.len().cast(pl.Float64))
+    ties = alike.group_by(within).agg(ties=(pl.col("alike").pow(3) - pl.col("alike")).sum())
+    kinds = ranked.group_by(within).agg(every=pl.len().cast(pl.Float64), all_logs=pl.col("log").sum())
+    cells = ranked.group_by(cell, maintain_order=True).agg(
+        count=pl.len().cast(pl.Float64), logs=pl.col("log").sum(), ranks=pl.col("rank").sum()
+    )
+    cells = cells.join(kinds.join(ties, on=within), on=within, how="left", maintain_order="left")
+    count, every = pl.col("count"), pl.col("every")
+    others = every - count
+    variance = count * others / 12 * (every + 1 - pl.col("ties") / (every * (every - 1)))
+    above = pl.col("ranks") - count * (count + 1) / 2
+    deviations = (above - count * others / 2 - 0.5) / (variance * max(1.0, together)).sqrt()
+    times = (pl.col("logs") / count - (pl.col("all_logs") - pl.col("logs")) / others).exp()
+    cells = cells.select(
+        *cell,
+        count=count.cast(pl.Int64),
+        others=others.cast(pl.Int64),
+        times=pl.when(others > 0).then(times),
+        deviations=pl.when(variance > 0).then(deviations),
+    )
+    chances = [
+        1.0 if deviation is None else math.erfc(deviation / math.sqrt(2)) / 2
+        for deviation in cells["deviations"].to_list()
+    ]
+    return cells.drop("deviations").with_columns(chance=pl.Series(chances, dtype=pl.Float64))
+
+
 def chance_of_higher_mean(values: pl.Series, others: pl.Series, together: float = 1.0) -> float:
     """Return the probability that values drawn as others have so much higher a mean (Welch); 1 for a few.
 
