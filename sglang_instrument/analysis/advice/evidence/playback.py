@@ -58,7 +58,7 @@ class Playback:
         return sum(map(len, self._members.values()))
 
     def saved(self, change: Change) -> list[float]:
-        """Return the seconds that each steady step saves; a loss is negative."""
+        """Return the seconds that each steady step which is replayed saves; a loss is negative."""
         rows = []
         for place in self._members:
             was, will = self._was[place], self._ends(place, change)
@@ -71,7 +71,8 @@ class Playback:
         steps = saved_of_loop(self._loop, ends)
         if self.shape is None:  # without the trainer's records, what the rollout saves is what is known
             steps = steps.with_columns(saved_sec="rollout_saved_sec")
-        saved: list[float] = self._steady(steps)["saved_sec"].drop_nulls().to_list()
+        replayed = self._steady(steps).join(ends, on=STEP, how="semi", maintain_order="left")
+        saved: list[float] = replayed["saved_sec"].drop_nulls().to_list()
         return saved
 
     def cut_share(self, change: Change) -> float:
