@@ -82,7 +82,7 @@ R.intervalsOfSteps = (steps, names, time) => {
       symbol: many ? "circle" : "circle-open",
       size: many ? 3 : 7,
       color: R.ink("ink"),
-      line: { width: 1.6 },
+      line: { width: many ? 0 : 1.6 },
     },
   });
 };
