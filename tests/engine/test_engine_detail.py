@@ -18,7 +18,7 @@ identity.learn("scheduler", None, 1)
 print(identity.file_name("scheduler", identity.process_worker()))
 """
 ALWAYS, BATCHES = {"sglang/engine", "sglang/settings"}, "sglang/batches"
-REQUESTS = {"sglang/requests", "sglang/weights", "sglang/gauges"}
+REQUESTS = {"sglang/requests", "sglang/disaggregation", "sglang/weights", "sglang/gauges"}
 
 
 @pytest.mark.parametrize(

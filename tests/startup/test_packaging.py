@@ -130,7 +130,8 @@ def test_tables_are_found_in_an_installed_wheel(site):
 
 def test_a_folder_of_tables_is_called_as_the_package_that_they_patch():
     patched = {module.partition(".")[0] for table in load_tables() for module in table.modules}
-    assert shipped_packages() == patched - {"sglang_instrument"}
+    beside_a_trainer = {"examples"}  # of slime and Miles, whose own packages are imported before them
+    assert shipped_packages() == patched - {"sglang_instrument"} - beside_a_trainer
 
 
 def test_without_the_variable_the_hook_imports_nothing(site):

@@ -67,7 +67,11 @@ R.slowRequest = (one, most) => {
       "summary",
       {},
       R.el("span", { class: "id", title: one.request_id }, one.request_id ?? "without an id"),
-      R.el("span", { class: "muted" }, `${one.agent ? `${one.agent}, ` : ""}${R.stepName(one.key)}, worker ${one.worker}`),
+      R.el(
+        "span",
+        { class: "muted" },
+        `${one.agent ? `${one.agent}, ` : ""}${R.stepName(one.key)}, worker ${one.worker}`,
+      ),
       R.el("b", {}, R.seconds(one.duration_sec), one.unended ? " so far (unended)" : ""),
       R.kindsBar(one, most),
     ),
@@ -108,7 +112,8 @@ R.requestTree = ({ tree, request_id }) => {
     const style = { paddingLeft: `${Math.min(row.depth, 8) * 14}px` };
     return R.el(id === request_id ? "b" : "span", { style }, id, row.unended ? " (unended)" : "");
   };
-  const bar = (row) => R.track({ ...row, phase: "generate", without_nested_sec: row.path_sec }, tree[0].duration_sec || 1);
+  const whole = tree[0].duration_sec || 1;
+  const bar = (row) => R.track({ ...row, phase: "generate", without_nested_sec: row.path_sec }, whole);
   const columns = [
     ["request", (row) => row.request_id, name],
     ["agent", (row) => row.agent],
