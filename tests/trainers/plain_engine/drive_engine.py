@@ -7,6 +7,7 @@ greedy. `outcome.json` has the version of SGLang, and the tokens of all replies.
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 
 import sglang_instrument
@@ -65,6 +66,9 @@ def main():
 
     outcome = {"version": sglang.__version__, "tokens": made.loop.run_until_complete(rollout(made))}
     Path(FOLDER, "outcome.json").write_text(json.dumps(outcome))
+    time.sleep(
+        1
+    )  # shutdown kills the schedulers, which lose what they recorded in the last tenth of a second
     made.shutdown()
 
 
