@@ -66,9 +66,7 @@ def main():
 
     outcome = {"version": sglang.__version__, "tokens": made.loop.run_until_complete(rollout(made))}
     Path(FOLDER, "outcome.json").write_text(json.dumps(outcome))
-    time.sleep(
-        1
-    )  # shutdown kills the schedulers, which lose what they recorded in the last tenth of a second
+    time.sleep(1)  # shutdown kills the schedulers, which lose what they recorded just before
     made.shutdown()
 
 
