@@ -55,7 +55,21 @@ async def rollout(made):
         replies += await talk(made, "b0", [(PROMPTS, GREEDY)])
     with step(3):
         replies += await talk(made, "c0", [(PROMPTS[0], {**GREEDY, "n": 4})])
+    if SWITCH:
+        wait_until_logged({reply["meta_info"]["id"] for several in replies for reply in several})
     return [[reply["output_ids"] for reply in several] for several in replies]
+
+
+def wait_until_logged(rids):
+    """Wait until schedulers have logged the ends of these requests: `shutdown` kills schedulers at once."""
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        lines = [line for path in Path(FOLDER).rglob("scheduler_*.jsonl") for line in path.open()]
+        ended = [line for line in lines if '"scheduler_finish"' in line]
+        if all(any(rid in line for line in ended) for rid in rids):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"no scheduler logged the end of each of {rids}")
 
 
 def main():
@@ -66,7 +80,6 @@ def main():
 
     outcome = {"version": sglang.__version__, "tokens": made.loop.run_until_complete(rollout(made))}
     Path(FOLDER, "outcome.json").write_text(json.dumps(outcome))
-    time.sleep(1)  # shutdown kills the schedulers, which lose what they recorded just before
     made.shutdown()
 
 
