@@ -21,6 +21,7 @@ _OPERATOR: Final = re.compile(
 _WRAPPERS: Final = ("binary", "aunary", "bunary", "gpu", "gpu_index", "opaque")
 _TYPE: Final = re.compile(r"\b(BFloat16|Half|Float8_\w+|double|float|long|int|bool|OpaqueType<\d+\w*>)")
 LONGEST: Final = 64  # characters of a name in a table
+_LONG_TEMPLATE: Final = 40  # characters of its arguments, and they are left out
 
 
 def readable_name(name: str, longest: int = LONGEST) -> str:
@@ -67,6 +68,3 @@ def _without_arguments(name: str) -> str:
         depth += (character in "<(") - (character in ">)")
     head, bracket, rest = short.partition("<")
     return f"{head}<…>" if head and bracket and len(rest) > _LONG_TEMPLATE else short
-
-
-_LONG_TEMPLATE: Final = 40

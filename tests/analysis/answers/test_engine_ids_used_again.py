@@ -83,3 +83,15 @@ def test_an_id_that_looks_like_a_second_use_is_left_alone(tmp_path):
     row = only(joined_calls(opened(log)))
     assert row["rid"] == "b (2)"
     assert parts(row) == pytest.approx([1, 1, 3])
+
+
+def test_an_id_that_looks_like_a_second_use_of_another_is_a_request_of_its_own(tmp_path):
+    log = Log(tmp_path / "run")
+    for rid, request, start in (("b", "r0", 10), ("b (2)", "r1", 30)):
+        log.call(1, rid, request, 0, start, 6)
+        log.life(rid, start + 0.5, ("admit", start + 1.5), ("first", start + 2.5), end=start + 5.5)
+    rows = joined_calls(opened(log)).to_dicts()
+    assert [(row["rid"], row["request_id"], *parts(row)) for row in rows] == [
+        ("b", "r0", 1, 1, 3),
+        ("b (2)", "r1", 1, 1, 3),
+    ]

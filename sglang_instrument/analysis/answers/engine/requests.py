@@ -170,7 +170,8 @@ def _request_of(group: dict[str, EngineRequest], rid: str, line: Line) -> Engine
         request = group[rid] = EngineRequest(rid)
         return request
     requests = [request]
-    while (later := group.get(f"{rid} ({len(requests) + 1})")) is not None:
+    # A client's own id may read as a later use: "r7 (2)" beside "r7".
+    while (later := group.get(f"{rid} ({len(requests) + 1})")) is not None and later.rid == rid:
         requests.append(later)
     start_us, end_us = line.start_us or 0, line.end_us
     if line.event in _BEGIN_A_REQUEST and requests[-1].is_over_before(start_us):
