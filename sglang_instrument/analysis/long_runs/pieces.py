@@ -108,6 +108,7 @@ class LongRun:
         base: What reads it, without its steps.
         pieces: Its pieces, in the order of their steps; the engine's own logs come last.
         by_step: Whether the tables of its steps are wanted, too.
+        folders_by_step: The folders of each step and of its validation, in order.
         others: What lies in its folder besides logs and folders with logs.
         is_pruned: Whether `prune` kept something of it.
         unreadable: Folders with what `prune` kept that cannot be read, with the reason.
@@ -126,8 +127,13 @@ class LongRun:
     @property
     def is_large(self) -> bool:
         """Whether it is too large to be read as a whole."""
-        size = self._size_of(self._sizes)
+        size = self.size_of(self._sizes)
         return size.files > MOST_FILES or size.text > MOST_BYTES
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes of text its logs hold; of compressed ones, about."""
+        return self.size_of(self._sizes).text
 
     @property
     def has_engine_logs(self) -> bool:
@@ -153,24 +159,26 @@ class LongRun:
             for path, size in deleted:
                 folder, text = path.partition("/")[0], weight(File(path, size, 0))
                 self._sizes[folder] = self._sizes.get(folder, Size(0, 0)) + Size(1, text)
-        self.pieces = self._split()
-
-    def _split(self) -> list[Piece]:
-        """Return the pieces, each of about equally many files and bytes."""
         by_step: dict[int, list[str]] = {}
         for name in sorted(self._sizes):
             place = place_at(f"{name}/worker_0.jsonl")
             if place is not None and place.step is not None:
                 by_step.setdefault(place.step, []).append(name)
+        self.folders_by_step = dict(sorted(by_step.items()))
+        self.pieces = self._split()
+
+    def _split(self) -> list[Piece]:
+        """Return the pieces, each of about equally many files and bytes."""
+        by_step = self.folders_by_step
         most = Size(MOST_FILES // _PIECES, MOST_BYTES // _PIECES)
         groups: list[list[int]] = []
         size = Size(0, 0)
-        for step in sorted(by_step):
-            more = size + self._size_of(by_step[step])
+        for step, folders in by_step.items():
+            more = size + self.size_of(folders)
             full = more.files > most.files or more.text > most.text
             if not groups or (full and len(groups[-1]) >= _LEAST_STEPS):
                 groups.append([])
-                more = self._size_of(by_step[step])
+                more = self.size_of(folders)
             groups[-1].append(step)
             size = more
         if len(groups) > 1 and len(groups[-1]) < _LEAST_STEPS:
@@ -181,15 +189,20 @@ class LongRun:
             after = groups[number + 1][:1] if number + 1 < len(groups) else []
             around = [name for step in (*before, *after) for name in by_step[step]]
             folders = [name for step in steps for name in by_step[step]]
-            files = self._size_of([*folders, *around]).files
+            files = self.size_of([*folders, *around]).files
             last = number == len(groups) - 1
-            pruned = [name for name, gone in self._pruned.items() if gone & {*folders, *around}]
+            pruned = self.pruned_of([*folders, *around])
             pieces.append(Piece(range(steps[0], steps[-1] + 1), folders, around, pruned, files, last))
         if _ENGINE in self._sizes:
             pieces.append(Piece(None, [_ENGINE], [], [], self._sizes[_ENGINE].files, is_last=False))
         return pieces
 
-    def _size_of(self, folders: Collection[str]) -> Size:
+    def pruned_of(self, folders: Collection[str]) -> list[str]:
+        """Return the folders in `.pruned` with what is now missing in some of its folders."""
+        return [name for name, gone in self._pruned.items() if not gone.isdisjoint(folders)]
+
+    def size_of(self, folders: Collection[str]) -> Size:
+        """Return how much lies in some of its folders."""
         return sum((self._sizes.get(name, Size(0, 0)) for name in folders), Size(0, 0))
 
 

@@ -10,7 +10,9 @@ import polars as pl
 
 from sglang_instrument import __version__
 from sglang_instrument.analysis.answers.engine.call_times import paths_of
+from sglang_instrument.analysis.answers.lengths import length_table
 from sglang_instrument.analysis.answers.summary import step_tables
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.file_sources import key_of, only_files
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.ledger.ledger import Paths
@@ -51,7 +53,7 @@ class Reduced(msgspec.Struct):
         findings: Those of its own steps, and of the run as the piece shows it.
         changed_ns: When one of its files was last written to.
         lost: By node that died, the files that only it held.
-        tables: `step_tables` of its own steps, as Arrow, where they are wanted.
+        tables: `step_tables` and `length_table` of its own steps, as Arrow, where they are wanted.
     """
 
     state: str
@@ -90,29 +92,33 @@ def reduce_piece(where: Where, piece: Piece, newest: Newest | None, by_step: boo
     # How the run ended depends on the time at which it is asked.
     is_final = not piece.is_last and all(file.unreadable is None for file in files)
     newest = newest_runs(files) if newest is None else newest
-    of_newest = only_newest(files, newest)
-    digest = only_files(digest, files, of_newest)
-    left_out = _left_out(files, of_newest, piece.folders)
-    of_newest = [now for now, file in zip(of_newest, files, strict=True) if now.controls or not file.controls]
-    known = RunFiles.part(of_newest, newest)
-    run = Run(executor, known, only_newest_runs(known, digest), cached=False)
-    of_piece = RunFiles.part([file for file in known if file.folder in piece.folders], newest)
+    run = opened_part(executor, files, digest, newest)
+    of_piece = RunFiles.part([file for file in run.files if file.folder in piece.folders], newest)
     paths = paths_of(run) if piece.steps is not None else Paths(run.digest)
-    tables = step_tables(run.digest, paths) if by_step else []
+    tables = [*step_tables(run.digest, paths), length_table(run.digest)] if by_step else []
     reduced = Reduced(
         state=state if is_final else "",
         rows=_as_bytes(_own_steps(step_rows(run, paths), piece)),
         newest=dict(newest),
         headers=headers_of([file for file in files if file.folder in piece.folders]),
-        last_words=[(process, *said) for process, said in last_words(known).items()],
+        last_words=[(process, *said) for process, said in last_words(run.files).items()],
         attendance=attendance(of_piece, paths_outside_steps(of_piece)),
-        health=_health_of(run, piece, of_piece, left_out),
+        health=_health_of(run, piece, of_piece, _left_out(files, only_newest(files, newest), piece.folders)),
         findings=_findings_of(run, piece),
         changed_ns=max((file.mtime_ns for file in files), default=0),
         lost=executor.lost,
         tables=[_as_bytes(_own_steps(table, piece)) for table in tables],
     )
     return msgspec.msgpack.encode(reduced)
+
+
+def opened_part(executor: Executor, files: Sequence[File], digest: Digest, newest: Newest) -> Run:
+    """Return a run that has only these files, of which the newest run of each folder counts."""
+    of_newest = only_newest(files, newest)
+    of_runs = only_files(digest, files, of_newest)
+    counting = [now for now, file in zip(of_newest, files, strict=True) if now.controls or not file.controls]
+    known = RunFiles.part(counting, newest)
+    return Run(executor, known, only_newest_runs(known, of_runs), cached=False)
 
 
 def _left_out(files: Sequence[File], of_newest: Sequence[File], folders: Collection[str]) -> Health:

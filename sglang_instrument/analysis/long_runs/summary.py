@@ -39,12 +39,12 @@ from sglang_instrument.analysis.settings.recorded import Setting, settings_of
 from sglang_instrument.analysis.store.homes import homes
 from sglang_instrument.analysis.store.made_tables import forget_made, load_made, save_made
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
-from sglang_instrument.analysis.verdict.verdict import in_order_of_weight
+from sglang_instrument.analysis.verdict.verdict import in_order_of_weight, is_drawn
 from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.folder import SafeFolder
 
 _REDUCED: Final = "reduced"  # a table with one value: what was kept of a piece
-_BY_STEP: Final = "reduced_by_step"  # the same, with the tables of its steps
+_BY_STEP: Final = "reduced_with_tables"  # the same, with the tables of its steps
 _TABLE: Final = {_REDUCED: pl.Binary}
 _MOST_AT_ONCE: Final = 32  # pieces that nodes of a cluster work on, about 1 GB each
 _HERE: Final = threading.Lock()  # of the thread that reduces a piece on this machine: it takes about 1 GB
@@ -65,6 +65,8 @@ class LongSummary:
         lost: By node that died, the files that only it held.
         settings: Of its processes.
         tables: `step_tables`, where they are wanted.
+        lengths: `length_table`, where they are wanted.
+        newest: The newest run of each folder.
     """
 
     folder: Path
@@ -77,6 +79,13 @@ class LongSummary:
     lost: dict[str, list[str]]
     settings: list[Setting]
     tables: list[pl.DataFrame]
+    lengths: pl.DataFrame
+    newest: Newest
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing was out of the ordinary, but for replies that chance made long."""
+        return self.pieces > 0 and all(is_drawn(finding) for finding in self.findings)
 
     @property
     def sentence(self) -> str:
@@ -236,6 +245,10 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
     for of_part in (run.base.lost, *(part.lost for part in parts)):
         for node, paths in of_part.items():
             lost.setdefault(node, {}).update(dict.fromkeys(paths))
+    *tables, lengths = [
+        pl.concat(map(pl.read_ipc, of_pieces)).sort("validate", "step", maintain_order=True)
+        for of_pieces in zip(*(part.tables for part in parts), strict=True)
+    ] or [pl.DataFrame()]
     return LongSummary(
         folder=run.where.folder,
         name=f"{run.where.folder} ({which})" if which else str(run.where.folder),
@@ -246,10 +259,9 @@ def _joined(run: LongRun, parts: Sequence[Reduced], headers: RunFiles) -> LongSu
         health=health,
         lost={node: list(paths) for node, paths in lost.items()},
         settings=settings_of(run.base.home, headers.members(health.runs)),
-        tables=[
-            pl.concat(map(pl.read_ipc, of_pieces)).sort("validate", "step", maintain_order=True)
-            for of_pieces in zip(*(part.tables for part in parts), strict=True)
-        ],
+        tables=tables,
+        lengths=lengths,
+        newest=headers.newest,
     )
 
 

@@ -85,7 +85,7 @@ def judge(run: "Run", over: bool | None = None, paths: Paths | None = None) -> V
     first = findings[0].sentence + _others(findings, evidence)
     if _has_cost(findings[0]):
         sentences.insert(0, first)
-    elif sentences or not _is_drawn(findings[0]):
+    elif sentences or not is_drawn(findings[0]):
         sentences.append(first)
     else:
         return Verdict(findings, f"nothing out of the ordinary; {first}", advice, calm=True)
@@ -150,17 +150,17 @@ def in_order_of_weight(findings: Iterable[Finding]) -> list[Finding]:
 
 def _has_cost(finding: Finding) -> bool:
     """Return whether a finding comes first: a hang, a death, or a fault that took time."""
-    return finding.cause in _ENDINGS or (finding.lost_sec > 0 and not _is_drawn(finding))
+    return finding.cause in _ENDINGS or (finding.lost_sec > 0 and not is_drawn(finding))
 
 
-def _is_drawn(finding: Finding) -> bool:
+def is_drawn(finding: Finding) -> bool:
     """Return whether it tells of replies that chance made long, which are no fault."""
     return bool(finding.evidence.get("drawn", False))
 
 
 def _weight(finding: Finding) -> tuple[bool, bool, float]:
     """Return what findings are sorted by: causes come before their symptom, that a side of the loop waits."""
-    return _is_drawn(finding), finding.cause in _SYMPTOMS, -_lost_in_all(finding)
+    return is_drawn(finding), finding.cause in _SYMPTOMS, -_lost_in_all(finding)
 
 
 def _lost_in_all(finding: Finding) -> float:

@@ -14,7 +14,9 @@ from sglang_instrument.errors import InstrumentError
 from sglang_instrument.extras import install_extra
 
 if TYPE_CHECKING:
+    from sglang_instrument.analysis.executors.executor import Progress
     from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.report.html.overview import Overview
 
 HELP: Final = """\
 Write a run as one HTML file, from the verdict to the single event. It needs no network and no server: open it
@@ -26,7 +28,8 @@ in a browser, mail it, print it.
     sglang-instrument report logs/gsm8k_600 --traces logs/gsm8k_600/profiles      # also what the GPUs did
 
 The charts show all steps. The timeline shows each span of some: those given by --step, otherwise the steps
-with a finding and the slowest ones, as many as --spans allows.
+with a finding and the slowest ones, as many as --spans allows. Of a log too large to be read at once, the
+verdict, the steps and the lengths are of all steps, and all else is of some, which the page says.
 
 --json prints {"path", "bytes", "steps": [those with a timeline; v4 is the validation at step 4]}."""
 
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if most < 0:
         raise InstrumentError(f"--spans must be at least 0, got {most}")
     with reading() as progress:
-        opened = select.open_logs(args, args.logs, progress)
+        opened, overview = _opened(args, progress)
         other = None if args.other is None else select.open_logs(args, args.other, progress)
     path = Path(f"{opened.folder.absolute().name}.html") if args.output is None else args.output
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -69,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         with progress_line() as stage:
             written = write_report(
                 *(opened, path),
+                overview=overview,
                 other=other,
                 traces=traces,
                 steps=_steps(opened, args.step or ()),
@@ -85,6 +89,25 @@ def run(args: argparse.Namespace) -> int:
     timelines = f"; with a timeline: step {full}" if full else ""
     print_line(f"{written.path}: {written.bytes / 1e6:.1f} MB{timelines}")
     return 0
+
+
+def _opened(args: argparse.Namespace, progress: Progress) -> tuple[Run, Overview | None]:
+    """Return the run, or the steps of a large one that are read in detail with an overview of all."""
+    from sglang_instrument.analysis.existing import existing_numbers
+    from sglang_instrument.analysis.long_runs.pieces import large_run
+    from sglang_instrument.analysis.long_runs.some_steps import open_steps, steps_worth_reading
+    from sglang_instrument.analysis.long_runs.summary import summarise
+    from sglang_instrument.report.html.overview import Overview
+
+    long = None if args.other is not None else large_run(args.logs, args.ray, by_step=True)
+    if long is None:
+        return select.open_logs(args, args.logs, progress), None
+    summary = summarise(long, progress)
+    trained = summary.rows.filter(validate=False)["step"]
+    asked = [step for few in args.step or () for step in existing_numbers(summary.name, "step", few, trained)]
+    part = open_steps(long, summary, steps_worth_reading(long, summary, asked))
+    vars(args).update(lost=summary.lost, opened=[part])
+    return part, Overview.of_long(long, summary, part)
 
 
 def _steps(opened: Run, asked: Sequence[range]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
-from sglang_instrument.analysis.answers.lengths import length_table, reward_by_length
+from sglang_instrument.analysis.answers.lengths import reward_by_length
 from sglang_instrument.analysis.answers.requests import cdf_table, request_table
 from sglang_instrument.analysis.answers.steps import step_table, worker_table
 from sglang_instrument.analysis.answers.turns import turn_counts, turn_table
@@ -156,10 +156,10 @@ def turns(digest: Digest) -> dict[str, Any]:
     }
 
 
-def lengths(digest: Digest) -> dict[str, Any]:
-    """Return response lengths by step, and rewards by length."""
+def lengths(digest: Digest, by_step: pl.DataFrame) -> dict[str, Any]:
+    """Return response lengths by step, from `length_table`, and rewards by length."""
     training = digest.filter(_TRAINING)
-    return {"steps": length_table(training).to_dicts(), "deciles": reward_by_length(training).to_dicts()}
+    return {"steps": by_step.filter(_TRAINING).to_dicts(), "deciles": reward_by_length(training).to_dicts()}
 
 
 def gaps(run: Run) -> dict[str, Any]:

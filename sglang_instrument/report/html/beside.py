@@ -7,13 +7,12 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_instrument.analysis.advice.findings import findings_with_changes
-from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.changes.compare import compare_runs
 from sglang_instrument.analysis.changes.conclusion import conclusion_of
 from sglang_instrument.analysis.changes.run_names import dated_names_of, names_of
 from sglang_instrument.analysis.changes.why.reasons import reason_table, reason_words
-from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html.answers import comparison
+from sglang_instrument.report.html.overview import Overview
 from sglang_instrument.report.html.story import story
 
 if TYPE_CHECKING:
@@ -35,9 +34,9 @@ def beside(run: Run, other: Run, first_story: Mapping[str, Any]) -> tuple[_Story
         the charts; the names of both, with their dates.
     """
     compared = compare_runs(run, other)
-    verdict = judge(other)
-    verdict = replace(verdict, findings=findings_with_changes(other, verdict))
-    stories = [dict(first_story), story(other, step_table(other.digest), verdict)]
+    overview = Overview.of(other)
+    verdict = replace(overview.verdict, findings=findings_with_changes(other, overview.verdict))
+    stories = [dict(first_story), story(other, replace(overview, verdict=verdict))]
     runs = [
         {**run_story, "mark": mark, "title": name, "findings": _unlike(run_story, neighbour)}
         for mark, name, run_story, neighbour in zip(

@@ -17,13 +17,13 @@ from sglang_instrument.analysis.answers.engine.round_trips import ahead_us
 from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
-from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.plain_text import plain
 from sglang_instrument.report.html import answers
 from sglang_instrument.report.html.beside import beside
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.html.grid import whatif_grid
 from sglang_instrument.report.html.icicle import icicle
+from sglang_instrument.report.html.overview import Overview
 from sglang_instrument.report.html.page import render
 from sglang_instrument.report.html.sections.asynchronous import (
     staleness_section,
@@ -43,7 +43,6 @@ from sglang_instrument.schema import EVENTS
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 Stage = Callable[[str], object]
 
@@ -61,6 +60,7 @@ def write_report(
     run: Run,
     path: Path,
     *,
+    overview: Overview | None = None,
     other: Run | None = None,
     traces: Mapping[str, Any] | None = None,
     steps: Sequence[int] = (),
@@ -71,8 +71,9 @@ def write_report(
     """Write the report of a run.
 
     Args:
-        run: The run.
+        run: The run, or the steps of it that are read in detail.
         path: The file to write.
+        overview: What is known of all steps, by default of those of `run`.
         other: A second run to compare with.
         traces: What the engines' profilers recorded, as `trace --run --json` prints it.
         steps: Training steps that get a timeline; by default those with a finding, and the slowest.
@@ -83,13 +84,13 @@ def write_report(
     Raises:
         LogError: One of `steps` does not exist.
     """
-    verdict = judge(run)
+    overview = Overview.of(run) if overview is None else overview
     stage("simulating other settings")
-    advice = advice_of(run, verdict)
-    findings = with_changes(verdict.findings, advice)
-    verdict = replace(verdict, findings=findings)
-    table, ledger = step_table(run.digest), step_ledger(paths_of(run))
-    chosen = choose(run, table, findings, steps, most_spans)
+    advice = advice_of(run, overview.verdict)
+    findings = with_changes(overview.verdict.findings, advice)
+    overview = replace(overview, verdict=replace(overview.verdict, findings=findings))
+    ledger = step_ledger(paths_of(run))
+    chosen = choose(run, step_table(run.digest), findings, steps, most_spans)
     packed: dict[str, bytes] = {}
     parts: dict[str, Any] = {}
     events: dict[str, str] = {name: kind.phase for name, kind in EVENTS.items()} | PART_OF_EVENT
@@ -105,11 +106,11 @@ def write_report(
     stage("estimating what-if")
     grid = whatif_grid(run.digest, lambda done, total: stage(f"estimating what-if: {done} of {total}"))
     stage("splitting requests into events")
-    facts = _chart_facts(run, table, findings, chosen)
+    facts = _chart_facts(run, overview, chosen)
     facts |= {"whatif": grid, "parts": parts, "events": events, "icicle": tree, "other": None, "runs": []}
     facts["rebuild"] = _rebuild(run, other, path)
     facts["whatif_command"] = plain(f"sglang-instrument whatif {quote(run.logs)}")
-    words = story(run, table, verdict)
+    words = story(run, overview)
     words |= {
         "servers": server_section(run),
         "loop": loop_section(run),
@@ -137,18 +138,17 @@ def _rebuild(run: Run, other: Run | None, path: Path) -> str:
     return plain(f"sglang-instrument report {names} -o {quote(str(path))} --force")
 
 
-def _chart_facts(
-    run: Run, table: pl.DataFrame, findings: Sequence[Finding], chosen: Sequence[Chosen]
-) -> dict[str, Any]:
+def _chart_facts(run: Run, overview: Overview, chosen: Sequence[Chosen]) -> dict[str, Any]:
     """Return the data of the charts, by section."""
+    findings = overview.verdict.findings
     return {
-        "steps": answers.step_rows(table, findings),
+        "steps": answers.step_rows(overview.steps, findings),
         "curves": answers.curves(run.digest, chosen),
         "heat": answers.heat(run.digest),
         "cdf": answers.cdfs(run.digest, chosen),
         "slowest": slowest_requests(run),
         "turns": answers.turns(run.digest),
-        "lengths": answers.lengths(run.digest),
+        "lengths": answers.lengths(run.digest, overview.lengths),
         "gaps": answers.gaps(run),
         "clocks": answers.clocks(run.digest),
         "gauges": gauge_facts(run, chosen),

@@ -22,7 +22,7 @@ from sglang_instrument.whole_commands import words_and_commands
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.evidence.finding import Finding
-    from sglang_instrument.analysis.verdict.verdict import Verdict
+    from sglang_instrument.report.html.overview import Overview
 
 _MOST_FINDINGS: Final = 8
 _MOST_HOSTS: Final = 4
@@ -30,20 +30,20 @@ _LEAST_LINK: Final = 0.02  # share of the time before a barrier from which on a 
 _SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; see benchmarks/results.md
 
 
-def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
+def story(run: Run, overview: Overview) -> dict[str, Any]:
     """Return the texts and numbers of the head of the report.
 
     Args:
-        run: The run.
-        steps: As `step_table` returns them.
-        verdict: As `judge` returns it.
+        run: The run, or the steps of it that are read in detail.
+        overview: What is known of all its steps.
     """
+    steps, verdict = overview.steps, overview.verdict
     findings = verdict.findings
     training = steps.filter(~pl.col("validate"))
     processes = _processes(run.home)
     return {
         "title": run.folder.name,
-        "folder": run.name,
+        "folder": overview.name,
         "clean": verdict.calm,
         "verdict": verdict.sentence,
         "advice": words_and_commands(verdict.advice),
@@ -54,18 +54,19 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
         "of_findings": len(findings),
         "all_findings": f"sglang-instrument summary {quote(run.logs)} --json",
         "chain": _chain(run, training, findings),
-        "figures": _figures(run, training, steps),
-        "cost": _cost(run, training),
-        "health": asdict(run.health),
-        "health_sentence": run.health.sentence(),
+        "figures": _figures(run, overview, training),
+        "cost": _cost(overview, training),
+        "health": asdict(overview.health),
+        "health_sentence": overview.health.sentence(),
         "processes": processes,
-        "ran": _ran(run, processes),
+        "ran": _ran(run, steps, processes),
+        "in_detail": overview.in_detail,
     }
 
 
-def _ran(run: Run, processes: Sequence[dict[str, Any]]) -> list[str]:
+def _ran(run: Run, steps: pl.DataFrame, processes: Sequence[dict[str, Any]]) -> list[str]:
     """Return when and where the run ran, and under which versions, as far as its log tells."""
-    steps = run.digest.steps
+    end_us = pl.col("start_us") + pl.col("duration_sec").fill_null(0.0) * 1e6
     hosts_of_logs = {control.extra.host for file in run.files for control in file.controls}
     hosts = sorted(filter(None, hosts_of_logs | {process.get("host") for process in processes}))
     versions: dict[str, set[str]] = {}
@@ -73,7 +74,7 @@ def _ran(run: Run, processes: Sequence[dict[str, Any]]) -> list[str]:
         for name, version in process.get("versions", {}).items():
             versions.setdefault(name, set()).add(version)
     return [
-        _from_to(steps["start_us"].min(), steps["end_us"].max()) if len(steps) else "no step yet",
+        _from_to(steps["start_us"].min(), steps.select(end_us.max()).item()) if len(steps) else "no step yet",
         _few(hosts) or "the log does not name its host",
         *(f"{name} {', '.join(sorted(values))}" for name, values in sorted(versions.items())),
     ]
@@ -111,7 +112,7 @@ def _chain(run: Run, training: pl.DataFrame, findings: Sequence[Finding]) -> dic
     return {**asdict(chain), "links": long, "key": Chosen(validate, step).key}
 
 
-def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str, Any]:
+def _figures(run: Run, overview: Overview, training: pl.DataFrame) -> dict[str, Any]:
     durations = training["duration_sec"].drop_nulls()
     slowest = training.sort("duration_sec", nulls_last=True).tail(1).to_dicts()
     median: Any = durations.median()
@@ -119,8 +120,8 @@ def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str,
     requests = run.digest.of_workers().requests.filter(validate=False)["duration_sec"]
     return {
         "steps": len(training),
-        "validations": len(steps) - len(training),
-        "workers": len(run.worker_ranks),
+        "validations": len(overview.steps) - len(training),
+        "workers": overview.workers,
         "requests": training["requests"].sum(),
         "tokens": tokens,
         "tokens_per_sec": tokens / float(durations.sum()) if tokens and durations.sum() else None,
@@ -132,17 +133,17 @@ def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str,
     }
 
 
-def _cost(run: Run, training: pl.DataFrame) -> dict[str, Any]:
+def _cost(overview: Overview, training: pl.DataFrame) -> dict[str, Any]:
     """Return how much was written, and an estimate of the time that it took."""
     seconds = float((training["duration_sec"] * training["workers"]).sum())
-    written = sum(file.size for file in run.files)
+    records = overview.health.records
     return {
-        "records": run.health.records,
-        "bytes": written,
-        "per_sec": run.health.records / seconds if seconds else None,
+        "records": records,
+        "bytes": overview.bytes,
+        "per_sec": records / seconds if seconds else None,
         "span_us": _SPAN_US,
-        "share": run.health.records * _SPAN_US / 1e6 / seconds if seconds else None,
-        "dropped": run.health.dropped,
+        "share": records * _SPAN_US / 1e6 / seconds if seconds else None,
+        "dropped": overview.health.dropped,
     }
 
 
