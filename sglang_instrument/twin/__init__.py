@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         AgendaRequest,
         AgendaStep,
         AgendaTurn,
+        Sampling,
         thinned,
     )
     from sglang_instrument.twin.playing.player import Played, play
@@ -25,6 +26,7 @@ __all__ = [
     "AgendaStep",
     "AgendaTurn",
     "Played",
+    "Sampling",
     "agenda",
     "mooncake_lines",
     "play",
@@ -40,6 +42,7 @@ _HOMES = {
     "AgendaStep": "agendas.planned",
     "AgendaTurn": "agendas.planned",
     "Played": "playing.player",
+    "Sampling": "agendas.planned",
     "agenda": "agendas.from_log",
     "mooncake_lines": "agendas.mooncake",
     "play": "playing.player",

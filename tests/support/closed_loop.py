@@ -2,6 +2,9 @@
 
     python closed_loop.py NAME LOG_DIR STEPS LIMIT PLAN URL [URL ...]
 
+With `ENOUGH=N`, a worker aborts what is left once N of its groups are complete. `TEMPERATURE` and
+`LOGPROBS=1` say how tokens are drawn, and whether their log-probabilities are asked for.
+
 Each step flushes the caches, and is the same in each run. With "paced" in the environment variable `PACE`,
 each step waits for a line on stdin, and a line on stdout says that it is over. `PLAN` gets the true agenda as
 JSON: by request its group, and by turn the tokens of the prompt, those that it shares with the sequence so
@@ -13,7 +16,9 @@ import json
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
+from uuid import uuid4
 
 import aiohttp
 
@@ -23,29 +28,54 @@ from sglang_instrument import bind, span, step
 WORKERS, GROUPS, MEMBERS = 2, 6, 4
 SYSTEM = random.Random(1).choices(range(10, 740), k=24)
 PLAN = {}
+TEMPERATURE, LOGPROBS = float(os.environ.get("TEMPERATURE", 1)), os.environ.get("LOGPROBS") == "1"
 
 
 def draw(dice, median, low, high, sigma=0.9):
     return int(min(high, max(low, dice.lognormvariate(0, sigma) * median)))
 
 
-async def ask(session, url, prompt, tokens):
+async def ask(session, url, prompt, tokens, calls):
     """Call a server; return the ids of its reply."""
-    sampling = {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
+    sampling = {"max_new_tokens": tokens, "temperature": TEMPERATURE, "ignore_eos": True}
+    rid = uuid4().hex
+    calls[rid] = url
+    asking = {"input_ids": prompt, "sampling_params": sampling, "rid": rid, "return_logprob": LOGPROBS}
     with span("generate") as call:
-        async with session.post(
-            url + "/generate", json={"input_ids": prompt, "sampling_params": sampling}
-        ) as got:
+        async with session.post(url + "/generate", json=asking) as got:
             got.raise_for_status()
             reply = await got.json()
         told_by_engine = reply["meta_info"]
         call.add(rid=told_by_engine["id"], generated_tokens=told_by_engine["completion_tokens"])
-        call.add(prompt_tokens=told_by_engine["prompt_tokens"], finish_reason="length")
-    return reply["output_ids"]
+        call.add(prompt_tokens=told_by_engine["prompt_tokens"])
+        call.add(finish_reason=told_by_engine["finish_reason"]["type"])
+    del calls[rid]
+    return reply.get("output_ids") or []
 
 
-async def converse(session, urls, prompt, dice, name, group, limit):
+class Enough:
+    """Aborts the open calls of a worker once so many groups are complete; of 0 groups, never."""
+
+    def __init__(self, session, groups):
+        self.session, self.missing, self.calls = session, groups, {}
+        self.left, self.is_reached = Counter(), False
+
+    async def count(self, group):
+        self.left[group] += 1
+        if self.left[group] < MEMBERS:
+            return
+        self.missing -= 1
+        if self.missing == 0:
+            self.is_reached = True
+            for rid, url in list(self.calls.items()):
+                async with self.session.post(url + "/abort_request", json={"rid": rid}) as reply:
+                    reply.raise_for_status()
+
+
+async def converse(session, urls, prompt, dice, name, group, limit, enough):
     async with limit:
+        if enough.is_reached:
+            return
         with bind(request_id=name), span("request", group=group) as request:
             sequence, turns, keep = list(prompt), dice.choices((1, 2, 3, 4), (3, 3, 2, 2))[0], 0
             plan = PLAN[name] = {"group": group, "turns": []}
@@ -53,7 +83,9 @@ async def converse(session, urls, prompt, dice, name, group, limit):
                 with bind(turn=turn), span("turn"):
                     tokens = draw(dice, 60, 4, 400)
                     plan["turns"].append([len(sequence), keep, tokens])
-                    reply = await ask(session, urls[group % len(urls)], sequence, tokens)
+                    reply = await ask(session, urls[group % len(urls)], sequence, tokens, enough.calls)
+                    if enough.is_reached:
+                        break
                     if turn + 1 < turns:
                         with span("tool", tool="sleep"):
                             await asyncio.sleep(dice.uniform(0.05, 0.5))
@@ -61,12 +93,16 @@ async def converse(session, urls, prompt, dice, name, group, limit):
                             reply = reply[: len(reply) // 2]
                         keep = len(sequence) + len(reply)
                         sequence += reply + dice.choices(range(10, 740), k=dice.randrange(8, 48))
-            request.add(turns=turns)
+                    if enough.is_reached:
+                        break
+            request.add(turns=turn + 1, finish_reason="abort" if enough.is_reached else "length")
+    if not enough.is_reached:
+        await enough.count(group)
 
 
 async def work(session, urls, number, rank, barrier, most):
     dice = random.Random(1000 * number + rank)
-    limit = asyncio.Semaphore(most)
+    limit, enough = asyncio.Semaphore(most), Enough(session, int(os.environ.get("ENOUGH", 0)))
     with bind(worker=rank), span("total_step_duration"):
         talks = []
         for group in range(GROUPS):
@@ -80,6 +116,7 @@ async def work(session, urls, number, rank, barrier, most):
                     f"{number}-{rank}-{group}-{member}",
                     100 * rank + group,
                     limit,
+                    enough,
                 )
                 for member in range(MEMBERS)
             ]

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from awaited import wait_for_rids
 from sglang_server import ARGUMENTS, IN_TURN, instrumented, model_of_the_demo
 
 from sglang_instrument.demo.cpu_platform import write_plugin
@@ -15,6 +17,7 @@ from sglang_instrument.twin.servers.launches import launched
 
 SUPPORT = Path(__file__).parents[1] / "support"
 STEPS, LIMIT = 2, 16
+ENOUGH = 4  # groups of six
 #: Pieces of prompts, so that a prompt reaches its node in the cache after its last piece.
 OPTIONS = (
     "--context-length=2048",
@@ -56,9 +59,26 @@ def recorded(tmp_path_factory):
         yield Recorded(url, scratch / "logs/run", plan)
 
 
-def roll_out(folder, url, variables):
+@pytest.fixture(scope="session")
+def oversampled(recorded):
+    """A rollout on the same server whose workers start more groups than they need, and sample coldly."""
+    scratch = recorded.folder.parents[1]
+    how = {"ENOUGH": str(ENOUGH), "TEMPERATURE": "0.5", "LOGPROBS": "1"}
+    run_id = {"SGLANG_INSTRUMENT_RUN_ID": "20261127T000000-record"}
+    roll_out(scratch, recorded.url, {**run_id, **how}, "oversampled")
+    folder, server_logs = scratch / "logs/oversampled", recorded.folder / "engine"
+    lines = [
+        json.loads(line) for path in folder.glob("step_*/*.jsonl") for line in path.read_text().splitlines()
+    ]
+    rids = {line["extra"]["rid"] for line in lines if line["event"] == "generate"}
+    wait_for_rids(server_logs, "server_0.jsonl", "engine_request", rids)
+    shutil.copytree(server_logs, folder / "engine")
+    return folder
+
+
+def roll_out(folder, url, variables, name="run"):
     """Record a rollout as `folder/logs/run`, with its plan beside it."""
-    program = [sys.executable, SUPPORT / "closed_loop.py", "run", folder / "logs", STEPS, LIMIT]
+    program = [sys.executable, SUPPORT / "closed_loop.py", name, folder / "logs", STEPS, LIMIT]
     command = [*map(str, program), str(folder / "plan.json"), url]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

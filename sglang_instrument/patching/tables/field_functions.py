@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sglang_instrument.patching.pickling import Reduced, reduce_with_stand_in
+from sglang_instrument.patching.tables.prompt_prefixes import prefix_hashes
 from sglang_instrument.patching.tables.request_header import named_header
 from sglang_instrument.recording.safety.traced_values import is_traced
 
@@ -267,6 +268,7 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
     "numbers": (numbers, lambda values: [numbers(value) for value in values]),
     "unique": (unique, unique),
     "named_header": (named_header, named_header),
+    "prefix_hashes": (prefix_hashes, prefix_hashes),
     "any": (truth, any_true),
     "not": (falsehood, none_true),
     "mean": (mean, mean),

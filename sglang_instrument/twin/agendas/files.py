@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import orjson
 
 from sglang_instrument.errors import LogError
 from sglang_instrument.safe_files.output import writing_output
-from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep, AgendaTurn
+from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep, AgendaTurn, Sampling
 
 _DIGITS: Final = 4  # of seconds
 
@@ -24,6 +25,7 @@ class _StepLine(msgspec.Struct, tag_field="kind", tag="step"):
     common_prefix_tokens: int
     evictions: bool
     limits: dict[int, int | None]
+    enough: dict[int, int] = {}
 
 
 class _TurnLine(msgspec.Struct, tag_field="kind", tag="turn", omit_defaults=True):
@@ -42,6 +44,9 @@ class _TurnLine(msgspec.Struct, tag_field="kind", tag="turn", omit_defaults=True
     call_sec: float
     server: str | None = None
     aborted: bool = False
+    temperature: float | None = None
+    logprobs: bool | None = None
+    samples: int = 1
     after_sec: float = 0.0
 
 
@@ -62,6 +67,7 @@ def write_agenda(agenda: Agenda, path: Path) -> tuple[int, int]:
 
 def _lines_of(step: AgendaStep) -> Iterator[dict[str, Any]]:
     limits = {str(worker): limit for worker, limit in step.limits.items()}
+    enough = {str(worker): groups for worker, groups in step.enough.items()}
     yield {
         "kind": "step",
         "step": step.step,
@@ -69,6 +75,7 @@ def _lines_of(step: AgendaStep) -> Iterator[dict[str, Any]]:
         "common_prefix_tokens": step.common_prefix_tokens,
         "evictions": step.has_evictions,
         "limits": limits,
+        **({"enough": enough} if enough else {}),
     }
     for request in step.requests:
         for number, turn in enumerate(request.turns):
@@ -89,6 +96,8 @@ def _lines_of(step: AgendaStep) -> Iterator[dict[str, Any]]:
             }
             if turn.is_aborted:
                 line["aborted"] = True
+            usual = asdict(Sampling())
+            line |= {name: value for name, value in asdict(turn.sampling).items() if value != usual[name]}
             if number + 1 == len(request.turns):
                 line["after_sec"] = round(request.after_sec, _DIGITS)
             yield line
@@ -140,7 +149,10 @@ def _step_of(head: _StepLine, lines: list[_TurnLine]) -> AgendaStep:
         )
         for of_request in by_request.values()
     )
-    return AgendaStep(head.step, requests, head.limits, head.flush, head.common_prefix_tokens, head.evictions)
+    return AgendaStep(
+        *(head.step, requests, head.limits, head.flush),
+        *(head.common_prefix_tokens, head.evictions, head.enough),
+    )
 
 
 def _turn_of(line: _TurnLine) -> AgendaTurn:
@@ -152,4 +164,5 @@ def _turn_of(line: _TurnLine) -> AgendaTurn:
         line.call_sec,
         line.server,
         line.aborted,
+        Sampling(line.temperature, line.logprobs, line.samples),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -10,8 +10,10 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_worker
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.errors import LogError
+from sglang_instrument.twin.agendas.enough import enough_by_worker
 from sglang_instrument.twin.agendas.limits import client_limit
-from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep
+from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep, Sampling
+from sglang_instrument.twin.agendas.sampling import sampling_by_call
 from sglang_instrument.twin.agendas.sharing import Cache, group_names, planned_turns
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 _REQUEST: Final = ("step", "worker", "request_id")
 _EARLY_US: Final = 5_000  # a call begins by so much before its request, where clocks differ
+_SOON_SEC: Final = 0.2  # a request ends after the abort of its call
+_LONGER_SEC: Final = 3600.0  # an aborted wait would have been longer; the abort ends it in the twin, too
 _NEEDED: Final = {
     "prompt_tokens": "the tokens of their prompts",
     "completion_tokens": "the tokens of their replies",
@@ -42,17 +46,15 @@ def agenda(run: Run, steps: Collection[int] | None = None) -> Agenda:
     known, missing = _complete(calls, run.name)
     requests = _requests(run)
     cache = Cache.of(run)
-    if not cache.nodes:
+    if not cache.nodes and not cache.prefixes:
         missing.append(
-            "what prompts share follows from their lengths: no scheduler logged where prompts end in its "
-            "cache (SGLANG_INSTRUMENT=1 in the servers, with their cache on, records it)"
+            "what prompts share follows from their lengths: no scheduler logged hashes of their beginnings "
+            "(SGLANG_INSTRUMENT=1 in the servers records them)"
         )
-    joined = _joined(known, requests)
-    aborted = int(joined["is_aborted"].sum())
-    if aborted:
-        missing.append(
-            f"{aborted:,} calls were aborted: their replies have the tokens that were generated until then"
-        )
+    sampling = sampling_by_call(run)
+    joined = _with_samples(_joined(known, requests), sampling)
+    if several := int((joined["samples"] > 1).sum()):
+        missing.append(f"{several:,} calls asked for several replies: they are replayed as equally long")
     left = len(known) - len(joined)
     if left:
         missing.append(f"{left:,} of {len(known):,} calls lie in no request of their step, and are left out")
@@ -63,9 +65,35 @@ def agenda(run: Run, steps: Collection[int] | None = None) -> Agenda:
 
     def planned() -> Iterator[AgendaStep]:
         for number in numbers:
-            yield _step_of(number, joined.filter(step=number), begins, cache)
+            yield _step_of(number, joined.filter(step=number), begins, cache, sampling)
 
+    if aborted := int(joined["is_aborted"].sum()):
+        missing += _aborts(planned(), aborted)
     return Agenda(planned, tuple(missing))
+
+
+def _aborts(steps: Iterator[AgendaStep], of_all: int) -> Iterator[str]:
+    """Yield what to know of aborted calls."""
+    had_enough = sum(turn.is_aborted for step in steps for turn in step.turns)
+    if had_enough:
+        yield (
+            f"{had_enough:,} calls were aborted when their worker had enough groups: the twin aborts what is "
+            "left at as many groups; until then, their replies may be as long as the step's longest"
+        )
+    if of_all > had_enough:
+        yield (
+            f"{of_all - had_enough:,} calls were aborted before their worker had enough, or as they waited: "
+            "their replies have the tokens that were generated until then"
+        )
+
+
+def _with_samples(calls: pl.DataFrame, sampling: dict[str, Sampling]) -> pl.DataFrame:
+    """Give each call how many replies it asked for, and the tokens of one of them."""
+    samples = pl.Series("samples", [sampling.get(rid, Sampling()).samples for rid in calls["rid"]], pl.Int64)
+    each = [
+        pl.col(name) // pl.col("samples") for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
+    ]
+    return calls.with_columns(samples).with_columns(each)
 
 
 def _complete(calls: pl.DataFrame, name: str) -> tuple[pl.DataFrame, list[str]]:
@@ -130,20 +158,31 @@ def _begins(run: Run) -> dict[tuple[int, int], int]:
 
 
 def _step_of(
-    number: int, calls: pl.DataFrame, begins: dict[tuple[int, int], int], cache: Cache
+    number: int,
+    calls: pl.DataFrame,
+    begins: dict[tuple[int, int], int],
+    cache: Cache,
+    sampling: dict[str, Sampling],
 ) -> AgendaStep:
     first_us = min(int(calls["request_start_us"].min()), int(calls["start_us"].min()))  # type: ignore[arg-type]
     last_us = int(calls["end_us"].max())  # type: ignore[arg-type]
     has_evictions = cache.was_full(first_us, last_us)
     chains = list(_chains(calls))
     names = group_names(chains, cache)
-    common, turns = planned_turns(chains, names, cache, has_evictions)
+    enough = enough_by_worker(chains, names)
+    stopped = {place for _, places in enough.values() for place in places}
+    for place, chain in enumerate(chains):
+        chain[-1]["is_aborted"] = place in stopped and _waited_sec(chain) < _SOON_SEC
+    common, turns = planned_turns(chains, names, cache, has_evictions, sampling)
     # A flush before the first request may be a record before the span of the step.
     begin_of = {worker: begins.get((number, worker), first_us) for worker in calls["worker"].unique()}
     earliest = min(*begin_of.values(), first_us)
     requests = []
-    for chain, group, of_chain in zip(chains, names, turns, strict=True):
-        first, last = chain[0], chain[-1]
+    for place, (chain, group, of_chain) in enumerate(zip(chains, names, turns, strict=True)):
+        first = chain[0]
+        after_sec = _waited_sec(chain) if first["is_main"] else 0.0
+        if place in stopped and not chain[-1]["is_aborted"]:
+            after_sec = _LONGER_SEC
         requests.append(
             AgendaRequest(
                 request_id=first["name"],
@@ -151,7 +190,7 @@ def _step_of(
                 group=group,
                 start_sec=max(0, first["request_start_us"] - begin_of[first["worker"]]) / 1e6,
                 turns=tuple(of_chain),
-                after_sec=max(0, first["request_end_us"] - last["end_us"]) / 1e6 if first["is_main"] else 0.0,
+                after_sec=after_sec,
             )
         )
     limits = {
@@ -165,7 +204,13 @@ def _step_of(
         for worker in sorted(begin_of)
     }
     is_flushed = cache.was_flushed(number, earliest, first_us)
-    return AgendaStep(number, tuple(requests), limits, is_flushed, common, has_evictions)
+    needed = {worker: groups for worker, (groups, _) in enough.items()}
+    return AgendaStep(number, tuple(requests), limits, is_flushed, common, has_evictions, needed)
+
+
+def _waited_sec(chain: Sequence[dict[str, Any]]) -> float:
+    """Return the seconds from the last reply of a request to its end."""
+    return max(0, int(chain[0]["request_end_us"]) - int(chain[-1]["end_us"])) / 1e6
 
 
 def _chains(calls: pl.DataFrame) -> Iterator[list[dict[str, Any]]]:

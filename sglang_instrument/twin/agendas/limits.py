@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 _SOON_US: Final = 5_000
+_SOON: Final = 0.05  # of a usual request: a busy client begins the next one later
 _SHARE: Final = 0.9  # of the late requests begin as another one ends
 
 
@@ -23,9 +25,7 @@ def client_limit(requests: Sequence[tuple[int, int]]) -> int | None:
     late, ends = sorted(start for start, _ in requests)[most:], sorted(end for _, end in requests)
     if not late:
         return None
-    followed, place = 0, 0
-    for start in late:
-        while place + 1 < len(ends) and ends[place + 1] <= start:
-            place += 1
-        followed += 0 <= start - ends[place] < _SOON_US
+    soon_us = max(_SOON_US, _SOON * median(end - start for start, end in requests))
+    # With a limit, the first of them begins after the first end, the second after the second end.
+    followed = sum(0 <= start - end < soon_us for start, end in zip(late, ends, strict=False))
     return most if followed >= _SHARE * len(late) else None

@@ -10,6 +10,21 @@ from sglang_instrument.errors import InstrumentError
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tokens of a reply were drawn; None where the log does not tell.
+
+    Attributes:
+        temperature: As asked for.
+        logprobs: Whether the log-probabilities of the tokens were asked for.
+        samples: How many replies to the prompt one call asked for: its tokens are those of all.
+    """
+
+    temperature: float | None = None
+    logprobs: bool | None = None
+    samples: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class AgendaTurn:
     """One call of the engine.
 
@@ -21,7 +36,9 @@ class AgendaTurn:
         wait_sec: Seconds from the end of the reply before, or from the begin of the request, to the call.
         call_sec: Seconds that the call took when it was recorded.
         server: Who served it; None if the log does not tell.
-        is_aborted: Whether the reply was aborted: it has the tokens that were generated until then.
+        is_aborted: Whether the reply was aborted because its worker had enough: it has the tokens that were
+            generated until then, and would have had more.
+        sampling: How its tokens were drawn, as far as the log tells.
     """
 
     prompt_tokens: int
@@ -31,6 +48,7 @@ class AgendaTurn:
     call_sec: float
     server: str | None = None
     is_aborted: bool = False
+    sampling: Sampling = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,8 @@ class AgendaStep:
         is_flushed: Whether the engine's cache was emptied in the step.
         common_prefix_tokens: With how many tokens the prompts of all groups begin, as a system prompt.
         has_evictions: Whether the cache was full: a hit then tells less than what prompts share.
+        enough: By worker that starts more requests than it needs, how many groups it needs: once so many are
+            complete, it aborts the others.
     """
 
     step: int
@@ -72,6 +92,7 @@ class AgendaStep:
     is_flushed: bool = False
     common_prefix_tokens: int = 0
     has_evictions: bool = False
+    enough: dict[int, int] = field(default_factory=dict)
 
     @property
     def turns(self) -> Iterator[AgendaTurn]:
@@ -131,6 +152,26 @@ def thinned(agenda: Agenda, every: int = 1, server: str | None = None) -> Agenda
                 for worker, limit in step.limits.items()
             }
             if requests:
-                yield replace(step, requests=requests, limits=limits)
+                kept = replace(step, requests=requests, limits=limits)
+                yield replace(kept, enough=_share_of(step, kept))
 
     return Agenda(steps, (*agenda.missing, *note))
+
+
+def _share_of(step: AgendaStep, thin: AgendaStep) -> dict[int, int]:
+    """Return how many groups each worker needs of those that are left, in proportion."""
+    groups, left = groups_by_worker(step), groups_by_worker(thin)
+    return {
+        worker: max(1, round(needed * len(left[worker]) / len(groups[worker])))
+        for worker, needed in step.enough.items()
+        if worker in left
+    }
+
+
+def groups_by_worker(step: AgendaStep) -> dict[int, dict[str, int]]:
+    """Return by worker its groups, each with how many of its requests it has."""
+    groups: dict[int, dict[str, int]] = {}
+    for request in step.requests:
+        of_worker = groups.setdefault(request.worker, {})
+        of_worker[request.group] = of_worker.get(request.group, 0) + 1
+    return groups

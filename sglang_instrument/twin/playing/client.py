@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -19,12 +19,15 @@ except ModuleNotFoundError as missing:
     raise InstrumentError(f"the twin needs {missing.name}: {install_extra('twin')}") from missing
 
 if TYPE_CHECKING:
+    from sglang_instrument.twin.agendas.planned import Sampling
     from sglang_instrument.twin.agendas.sequences import Ids
 
 _BUSY: Final = (429, 503)
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 5.0
 _FLUSH_SEC: Final = 30.0
 _ASKED_SEC: Final = 10.0
+_ABORT_SEC: Final = 5.0
+_TEMPERATURE: Final = 1.0
 #: uvicorn closes connections that are idle for 5 s; one that is just closed would look like a dead server.
 _IDLE_SEC: Final = 3.0
 #: Of models whose size is not known, ids that any vocabulary has.
@@ -56,17 +59,22 @@ class TwinClient:
         """Close all connections."""
         await self._session.close()
 
-    async def generate(self, url: str, rid: str, prompt: Ids, tokens: int) -> dict[str, Any]:
-        """Return the reply of exactly so many tokens to a prompt.
+    async def generate(
+        self, url: str, rid: str, prompt: Ids, tokens: int, sampling: Sampling
+    ) -> list[dict[str, Any]]:
+        """Return the replies of exactly so many tokens to a prompt: one, unless more samples are asked for.
 
         Raises:
             TwinError: The server died, refuses the prompt, or took longer than the time-out.
         """
-        sampling = {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
-        body = orjson.dumps(
-            {"rid": rid, "input_ids": prompt, "sampling_params": sampling},
-            option=orjson.OPT_SERIALIZE_NUMPY,
-        )
+        temperature = _TEMPERATURE if sampling.temperature is None else sampling.temperature
+        how: dict[str, Any] = {"max_new_tokens": tokens, "temperature": temperature, "ignore_eos": True}
+        if sampling.samples > 1:
+            how["n"] = sampling.samples
+        asking: dict[str, Any] = {"rid": rid, "input_ids": prompt, "sampling_params": how}
+        if sampling.logprobs:
+            asking["return_logprob"] = True
+        body = orjson.dumps(asking, option=orjson.OPT_SERIALIZE_NUMPY)
         asked = f"a call of {len(prompt):,} + {tokens:,} tokens"
         deadline, pause = time.monotonic() + self.timeout_sec, _FIRST_PAUSE_SEC
         while True:
@@ -80,7 +88,8 @@ class TwinClient:
             except aiohttp.ClientError as reason:
                 raise TwinError(f"{url}: the server is gone: {type(reason).__name__}: {reason}") from None
             if status == 200:
-                return cast("dict[str, Any]", orjson.loads(answer))
+                replies = orjson.loads(answer)
+                return cast("list[dict[str, Any]]", replies if isinstance(replies, list) else [replies])
             if status not in _BUSY:
                 words = answer[:300].decode(errors="replace")
                 raise TwinError(f"{url} refuses {asked}: HTTP {status}: {words}")
@@ -116,13 +125,25 @@ class TwinClient:
                     )
                 await asyncio.sleep(_FIRST_PAUSE_SEC)
 
-    async def abort(self, prefix: str) -> None:
-        """Abort all requests whose ids begin with this; servers that are gone do not matter."""
-        for url in self.urls:
-            try:
-                await asyncio.wait_for(self._post(url + "/abort_request", orjson.dumps({"rid": prefix})), 5)
-            except (aiohttp.ClientError, asyncio.TimeoutError):
-                pass
+    async def abort(self, rids: Iterable[str]) -> None:
+        """Abort calls, wherever they are served; servers that are gone do not matter."""
+        servers = [server for url in self.urls for server in await self._behind(url)]
+        await asyncio.gather(*(self._abort(url, rid) for rid in rids for url in servers))
+
+    async def _abort(self, url: str, rid: str) -> None:
+        try:
+            await asyncio.wait_for(self._post(url + "/abort_request", orjson.dumps({"rid": rid})), _ABORT_SEC)
+        except (aiohttp.ClientError, asyncio.TimeoutError):
+            pass
+
+    async def _behind(self, url: str) -> list[str]:
+        """Return the servers behind a router, which aborts nothing itself; of a server, its own address."""
+        try:
+            workers = (await self._ask(url, "/workers")).get("workers")
+        except TwinError:
+            return [url]
+        urls = [worker.get("url") for worker in workers or () if isinstance(worker, dict)]
+        return [behind for behind in urls if isinstance(behind, str)] or [url]
 
     async def limits(self) -> tuple[int | None, int]:
         """Return how many tokens a request may have, and how many tokens the model knows.

@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import bind, install, installed, span, step, uninstall
 from sglang_instrument.errors import InstrumentError
@@ -19,6 +20,10 @@ from sglang_instrument.twin.agendas.sequences import StepTokens
 from sglang_instrument.twin.playing.client import TwinClient, TwinError
 from sglang_instrument.twin.playing.open_files import allow_open_files
 from sglang_instrument.twin.playing.routes import Route, route_of
+from sglang_instrument.twin.playing.stopping import Enough
+
+if TYPE_CHECKING:
+    from sglang_instrument.twin.agendas.sequences import Ids
 
 _CALL_SEC: Final = 3600.0
 _SETTLING_SEC: Final = 0.3  # servers write what they logged, and clocks of steps do not touch
@@ -129,8 +134,8 @@ async def opened_player(
         player = Player(client, route, vocabulary or known, context)
         yield player
     finally:
-        if player is not None and player.is_interrupted:
-            await client.abort(player.prefix)
+        if player is not None:
+            await client.abort(player.calls)
         await client.close()
 
 
@@ -146,9 +151,8 @@ class Player:
 
     def __init__(self, client: TwinClient, route: str | None, vocabulary: int, context: int | None) -> None:
         self._client, self._rule, self._vocabulary, self._context = client, route, vocabulary, context
-        self.prefix = f"twin-{token_hex(4)}-"  # servers abort by it
-        self.is_interrupted = False
-        self._calls = 0
+        self.calls: set[str] = set()  # the ids of those that are open
+        self._prefix, self._number = f"twin-{token_hex(4)}-", count(1)
 
     async def play(self, planned: AgendaStep) -> Played:
         """Play a step; return what was counted."""
@@ -164,11 +168,9 @@ class Player:
         gc.collect()
         gc.freeze()  # a collection among thousands of open requests takes up to 0.1 s
         gc.disable()
-        self.is_interrupted = True
         try:
             with step(planned.step):
                 await self._all_workers(planned, tokens, url_of, played)
-            self.is_interrupted = False
         finally:
             gc.enable()
             gc.unfreeze()
@@ -197,8 +199,13 @@ class Player:
         for request in planned.requests:
             by_worker.setdefault(request.worker, []).append(request)
         barrier = _Barrier(len(by_worker))
+        longest = max((turn.generated_tokens for turn in planned.turns), default=0)
         await _together(
-            self._worker(worker, requests, planned.limits.get(worker), begun, barrier, tokens, url_of, played)
+            self._worker(
+                *(worker, requests, planned.limits.get(worker), begun, barrier),
+                Enough(requests, planned.enough.get(worker), self._client.abort),
+                _Playing(tokens, url_of, played, longest),
+            )
             for worker, requests in by_worker.items()
         )
         played.duration_sec = time.perf_counter() - begun
@@ -210,15 +217,14 @@ class Player:
         limit: int | None,
         begun: float,
         barrier: _Barrier,
-        tokens: StepTokens,
-        url_of: Route,
-        played: Played,
+        enough: Enough,
+        playing: _Playing,
     ) -> None:
         """Play the requests of a worker: at their times, or as its limit lets them."""
         places = asyncio.Semaphore(len(requests) if limit is None else limit)
         with bind(worker=worker), span("total_step_duration"):
             await _together(
-                self._request(request, None if limit else begun, places, tokens, url_of, played)
+                self._request(request, None if limit else begun, places, enough, playing)
                 for request in requests
             )
             with span("barrier_wait_duration"):
@@ -229,59 +235,84 @@ class Player:
         request: AgendaRequest,
         begun: float | None,
         places: asyncio.Semaphore,
-        tokens: StepTokens,
-        url_of: Route,
-        played: Played,
+        enough: Enough,
+        playing: _Playing,
     ) -> None:
         if begun is not None:
-            await _until(begun + request.start_sec)
+            await enough.until(begun + request.start_sec)
         async with places:
+            if enough.is_reached:
+                return
             with bind(request_id=request.request_id), span("request", group=request.group) as record:
                 ended = time.perf_counter()
-                sequence = tokens.first[id(request)]
+                sequence = playing.tokens.first[id(request)]
                 reply: list[int] = []
                 for number, turn in enumerate(request.turns):
                     due = ended + turn.wait_sec
                     with bind(turn=number), span("turn"):
                         if number:
-                            sequence = tokens.next_prompt(request, number, sequence, reply)
-                        await _wait(due, number)
-                        answer = await self._call(
-                            url_of(request, number), sequence, turn.generated_tokens, due, played
-                        )
-                        ended, reply = time.perf_counter(), answer["output_ids"]
-                await _until(ended + request.after_sec)
-                record.add(turns=len(request.turns))
+                            sequence = playing.tokens.next_prompt(request, number, sequence, reply)
+                        await _wait(due, number, enough)
+                        if not enough.is_reached:
+                            reply = await self._call(request, number, sequence, due, enough, playing)
+                        ended = time.perf_counter()
+                    if enough.is_reached:
+                        break
+                await enough.until(ended + request.after_sec)
+                record.add(turns=number + 1)
+                if enough.is_reached:
+                    record.add(finish_reason="abort")
+            await enough.count(request)
 
-    async def _call(self, url: str, prompt: Any, tokens: int, due: float, played: Played) -> dict[str, Any]:
-        self._calls += 1
-        rid = f"{self.prefix}{self._calls}"
+    async def _call(
+        self, request: AgendaRequest, number: int, prompt: Ids, due: float, enough: Enough, playing: _Playing
+    ) -> list[int]:
+        """Call the engine for a turn; return the ids of the reply, of several the first."""
+        turn, url = request.turns[number], playing.url_of(request, number)
+        tokens = playing.longest if turn.is_aborted else turn.generated_tokens
+        if self._context is not None:
+            tokens = min(tokens, self._context - turn.prompt_tokens - 1)
+        rid = f"{self._prefix}{next(self._number)}"
+        for calls in (self.calls, enough.calls):
+            calls.add(rid)
         with span("generate", rid=rid, server=url.partition("://")[2]) as record:
             late = time.perf_counter() - due
-            answer = await self._client.generate(url, rid, prompt, tokens)
-            meta = answer["meta_info"]
-            reported = {name: meta[key] for key, name in _META.items() if meta.get(key) is not None}
-            record.add(late_sec=round(late, 6), finish_reason=meta["finish_reason"]["type"], **reported)
+            replies = await self._client.generate(url, rid, prompt, tokens, turn.sampling)
+            metas = [reply["meta_info"] for reply in replies]
+            reported = {
+                name: sum(meta[key] for meta in metas)
+                for key, name in _META.items()
+                if all(meta.get(key) is not None for meta in metas)
+            }
+            reason = metas[0]["finish_reason"]["type"]
+            record.add(late_sec=round(late, 6), finish_reason=reason, **reported)
+        for calls in (self.calls, enough.calls):
+            calls.discard(rid)
+        played = playing.played
         played.calls += 1
         played.late_sec.append(late)
         for name in ("prompt_tokens", "cached_tokens", "generated_tokens"):
             setattr(played, name, getattr(played, name) + (reported.get(name) or 0))
-        return answer
+        return list(replies[0].get("output_ids") or ())
 
 
-async def _wait(due: float, turn: int) -> None:
+@dataclass(frozen=True)
+class _Playing:
+    """What all requests of a step share: their tokens, their servers, the counts, and the longest reply."""
+
+    tokens: StepTokens
+    url_of: Route
+    played: Played
+    longest: int
+
+
+async def _wait(due: float, turn: int, enough: Enough) -> None:
     """Wait as recorded; between two turns, that is what tools and the environment took."""
     if not turn:
-        await _until(due)
+        await enough.until(due)
         return
     with span("tool", tool="recorded"):
-        await _until(due)
-
-
-async def _until(due: float) -> None:
-    left = due - time.perf_counter()
-    if left > 0:
-        await asyncio.sleep(left)
+        await enough.until(due)
 
 
 async def _together(coroutines: Any) -> None:

@@ -101,8 +101,10 @@ class Twin:
         self._agenda.parent.mkdir()
         write_agenda(planned, self._agenda)
         self._steps, servers = [], set()
+        self._is_exact = True
         for step in read_agenda(self._agenda):
             self._steps.append(step.step)
+            self._is_exact &= not step.enough and all(turn.sampling.samples == 1 for turn in step.turns)
             servers |= {turn.server for turn in step.turns if turn.server is not None}
         self._count = options.count or max(1, len(servers))
         self._run_id = f"{time.strftime('%Y%m%dT%H%M%S')}-twin"
@@ -122,6 +124,7 @@ class Twin:
             validity = validity_of(
                 figures_of(self._record),
                 {step: figures for (_, step), figures in self._measured[base.name].items()},
+                self._is_exact,
             )
             answer = TwinAnswer(self.folder, {base.name: self.folder}, self._missing, validity)
             if not others or not (self._options.force or (validity.steps and not validity.differing)):

@@ -24,7 +24,7 @@ class TwinPart:
         record, twin: Means over the steps.
         ratio, low, high: Geometric mean, least and most of twin over record by step; None where one is 0.
         is_near: Whether they are alike: a time within 10 %, what the cache had within 5 % of the prompts'
-            tokens, the queue within 5 % of a call, counts exactly.
+            tokens, the queue within 5 % of a call, counts exactly, or within 10 % where workers abort.
     """
 
     part: str
@@ -76,8 +76,16 @@ class Validity:
         return f"{words}: it is within {off} %, and no part differs"
 
 
-def validity_of(record: Mapping[int, StepFigures], twin: Mapping[int, StepFigures]) -> Validity:
-    """Compare the steps that a record and its twin have in common."""
+def validity_of(
+    record: Mapping[int, StepFigures], twin: Mapping[int, StepFigures], is_exact: bool = True
+) -> Validity:
+    """Compare the steps that a record and its twin have in common.
+
+    Args:
+        record: By step, what was measured.
+        twin: The same of the twin.
+        is_exact: Whether calls and tokens are known before; where workers abort what is left, time decides.
+    """
     pairs = [(record[step], twin[step]) for step in sorted(record) if step in twin]
     if not pairs:
         return Validity((), 0)
@@ -87,9 +95,9 @@ def validity_of(record: Mapping[int, StepFigures], twin: Mapping[int, StepFigure
         _timed(pairs, "p50 of requests", "s", lambda figures: figures.p50_sec),
         _timed(pairs, "p99 of requests", "s", lambda figures: figures.p99_sec),
         _timed(pairs, "tokens per second", "1/s", lambda figures: figures.tokens_per_sec),
-        _counted(pairs, "calls", lambda figures: figures.calls),
-        _counted(pairs, "prompt tokens", lambda figures: figures.prompt_tokens),
-        _counted(pairs, "generated tokens", lambda figures: figures.generated_tokens),
+        _counted(pairs, "calls", lambda figures: figures.calls, is_exact),
+        _counted(pairs, "prompt tokens", lambda figures: figures.prompt_tokens, is_exact),
+        _counted(pairs, "generated tokens", lambda figures: figures.generated_tokens, is_exact),
         _within(pairs, "cached share", "", lambda figures: figures.cached_share, _ALIKE),
         _within(pairs, "queue of a call", "s", lambda figures: figures.queue_sec, _ALIKE * call_sec),
     ]
@@ -107,10 +115,12 @@ def _timed(pairs: Pairs, part: str, unit: str, figure: _Figure) -> TwinPart:
     return TwinPart(part, unit, record, twin, ratio, low, high, is_near)
 
 
-def _counted(pairs: Pairs, part: str, figure: _Figure) -> TwinPart:
+def _counted(pairs: Pairs, part: str, figure: _Figure, is_exact: bool) -> TwinPart:
     ratio, low, high = _ratios(pairs, figure)
     record, twin = _means(pairs, figure)
-    is_near = all(figure(before) == figure(after) for before, after in pairs)
+    is_near = abs(record - twin) <= _NEAR * record
+    if is_exact:
+        is_near = all(figure(before) == figure(after) for before, after in pairs)
     return TwinPart(part, "", record, twin, ratio, low, high, is_near)
 
 
