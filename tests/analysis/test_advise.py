@@ -1,6 +1,7 @@
 """`advise` proposes the setting that is wrong in a world; it is silent where none is and where a fault is."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,3 +169,17 @@ def test_a_change_answers_findings_of_its_own_tool_alone(tmp_path):
     slow = Finding("tool", "step", 9.0, "slow", event="tool_call search")
     assert with_changes([slow], Advice(of_search, ""))[0].change["setting"] == "time-out of tool search"
     assert with_changes([replace(slow, event="tool_call edit")], Advice(of_search, ""))[0].change is None
+
+
+def test_without_tokens_nothing_is_simulated_and_limits_are_shown_nevertheless(tmp_path, capsys):
+    folder = write_world(tmp_path / "world", play_set(wrong_world("time-out", 0)))
+    assert main(["advise", str(folder), "--json"]) == 0
+    limits = json.loads(capsys.readouterr().out)["limits"]
+    assert limits != []
+    for path in folder.rglob("*.jsonl"):
+        path.write_text(re.sub(r'"(generated|completion|response)_tokens":\d+,?', "", path.read_text()))
+    assert main(["advise", str(folder), "--json", "--no-promise"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert all(lever["saves_sec"] is None for lever in answer["levers"])
+    assert "let the call log generated_tokens" in answer["missing"][0]
+    assert answer["limits"] == limits

@@ -106,16 +106,19 @@ def advise(
         levers: Those that may be proposed.
         most_calls: How many of its calls of the engine are replayed, about: fewer make intervals wider.
 
+    Returns:
+        The advice. Where nothing tells how fast the engines are, only levers that need no simulation.
+
     Raises:
         LogError: It has no training step yet.
-        InstrumentError: Nothing tells how fast its engines are.
     """
     if run.digest.steps.is_empty():
         raise LogError(f"{run.name}: no step has a record yet")
     loop = loop_of(run)
     grounds = Grounds(run, loop, most_calls)
-    step_sec = grounds.playback.step_sec
-    proposed = [(lever, proposal) for lever in levers for proposal in lever.propose(grounds)]
+    unplayed = _unplayed(grounds)
+    step_sec = grounds.step_sec if unplayed else grounds.playback.step_sec
+    proposed = [pair for lever in levers for pair in _proposed(lever, grounds, bool(unplayed))]
     shown = _told(proposed, step_sec)
     mended = {cause for advised in shown for cause in advised.lever.mends}
     judged = judge(run) if verdict is None else verdict
@@ -127,7 +130,29 @@ def advise(
         return Advice([], f"mend this first: {fault.sentence}", None, step_sec, fault)
     together = _together(grounds, shown)
     sentence = _sentence(shown, grounds, step_sec)
+    if unplayed:
+        missing.insert(0, f"what a step would save: {unplayed}")
+        sentence = sentence if shown else "no saving can be simulated"
     return Advice(shown, sentence, together, step_sec, None, [*missing, *loop.missing()])
+
+
+def _unplayed(grounds: Grounds) -> str:
+    """Return why the recorded requests cannot be played again; "" if they can."""
+    try:
+        _ = grounds.playback
+    except InstrumentError as reason:
+        return str(reason)
+    return ""
+
+
+def _proposed(lever: Lever, grounds: Grounds, is_unplayed: bool) -> list[tuple[Lever, ProposedChange]]:
+    """Return what a lever proposes; nothing if it needs a playback and there is none."""
+    try:
+        return [(lever, proposal) for proposal in lever.propose(grounds)]
+    except InstrumentError:
+        if not is_unplayed:
+            raise
+        return []
 
 
 def _told(proposed: Sequence[tuple[Lever, ProposedChange]], step_sec: float) -> list[Advised]:
