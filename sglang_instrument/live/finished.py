@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question
 from sglang_instrument.live.counting.counts import folder_of
 from sglang_instrument.live.counting.endings import OTHER_ROLES
+from sglang_instrument.live.forecasting.training_left import TrainingLeft
 from sglang_instrument.live.scalars import Ledgers, step_done
 from sglang_instrument.live.state import StepDone
 
@@ -61,6 +63,7 @@ class Finished:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._left = TrainingLeft()
         self._digests: dict[tuple[tuple[str, int, int], ...], tuple[list[File], Digest]] = {}
 
     def answers(self, asked: Question) -> Iterator[Answer]:
@@ -103,7 +106,9 @@ class Finished:
             outside = paths_outside_steps(files)
             files = [file for file in files if file.path not in outside]
             if folder in rows and _is_finished(files):
-                done[folder] = step_done(ledgers, rows[folder], files)
+                step = step_done(ledgers, rows[folder], files)
+                left = self._left.scalars(run, rows[folder])
+                done[folder] = replace(step, scalars={**step.scalars, **left})
         return done
 
     def _open(self, folders: Sequence[str], run_id: str | None) -> Run:

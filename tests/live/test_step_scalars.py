@@ -6,6 +6,7 @@ import pytest
 from hand_written import record, request, step_of, write_file
 
 from sglang_instrument.analysis import open_run, paths_of, step_ledger
+from sglang_instrument.analysis.outlook.whole_run import forecast_run
 from sglang_instrument.live import finished
 from sglang_instrument.live.analyst import Question
 from sglang_instrument.live.finished import Finished
@@ -187,3 +188,23 @@ def test_hostile_values_in_a_record_do_no_harm(tmp_path):
     numbers = scalars(tmp_path)
     assert "cache_hit_share" not in numbers
     assert numbers["requests"] == 1
+
+
+def test_hours_left_are_foretold_from_the_sixth_step_on_and_from_anew_after_a_restart(tmp_path):
+    folder = synthetic_run(tmp_path / "run", steps=9, workers=2, requests=4, seed=4)
+    described = {"run_id": open_run(folder, cached=False).files[0].runs[0], "role": "driver", "pid": 1}
+    described["configuration"] = {"config": {"trainer.total_training_steps": 100}}
+    (folder / "processes").mkdir()
+    (folder / "processes" / "driver.json").write_text(json.dumps(described))
+    read = Finished(folder)
+    numbers = {}
+    for step in range(1, 10):
+        [answer] = read.answers(Question({f"step_{step}": [f"step_{step + 1}"]}))
+        numbers[step] = {name: n for name, n in answer.step.scalars.items() if name.startswith("left_")}
+    assert [step for step, left in numbers.items() if left] == [6, 7, 8, 9]
+    for left in filter(None, numbers.values()):
+        assert 0 < left["left_hours_low"] < left["left_hours"] < left["left_hours_high"]
+    whole = forecast_run(open_run(folder, cached=False)).left_sec / 3600
+    assert numbers[9]["left_hours_low"] < whole < numbers[9]["left_hours_high"]
+    [again] = read.answers(Question({"step_3": ["step_4"]}))
+    assert "left_hours" not in again.step.scalars

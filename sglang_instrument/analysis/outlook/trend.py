@@ -61,22 +61,42 @@ def future_of(
     Raises:
         ValueError: Too few steps are known.
     """
-    if len(seconds) < FEWEST:
-        raise ValueError(f"{len(seconds)} steps are too few for a trend: {FEWEST} are needed")
     random = np.random.default_rng(seed)
-    width = -(-len(seconds) // _BLOCKS)
-    count = len(seconds) // width
-    known = np.asarray(seconds[len(seconds) - count * width :], dtype=np.float64).reshape(count, width)
-    blocks = _drawn(
-        _filtered(np.log(known.mean(axis=1)), -(-steps // width)),
-        -(-steps // width),
-        random,
-        max(1.0, width / steps),
-    )
+    blocks, width = _blocks(seconds, steps, random)
     drawn = np.repeat(blocks, width, axis=1)[:, :steps]
     for extra in extra_sec:
         drawn = drawn + _again(np.asarray(extra, dtype=np.float64), steps, random)
     return FutureSteps(drawn)
+
+
+def seconds_left(seconds: Sequence[float], steps: int, shares: Sequence[float], seed: int = 0) -> list[float]:
+    """Return quantiles of the seconds of all steps to come, in little memory however many these are.
+
+    Args:
+        seconds: As for `future_of`.
+        steps: How many are to come, 1 or more.
+        shares: The quantiles, from 0 to 1.
+        seed: Of the draws.
+
+    Raises:
+        ValueError: Too few steps are known.
+    """
+    blocks, width = _blocks(seconds, steps, np.random.default_rng(seed))
+    lengths = np.full(blocks.shape[1], width)
+    lengths[-1] = steps - width * (blocks.shape[1] - 1)
+    return [float(quantile) for quantile in np.quantile(blocks @ lengths, shares)]
+
+
+def _blocks(seconds: Sequence[float], steps: int, random: Any) -> tuple[Floats, int]:
+    """Return draws of the mean of each block of steps to come, one row a draw, and the steps of a block."""
+    if len(seconds) < FEWEST:
+        raise ValueError(f"{len(seconds)} steps are too few for a trend: {FEWEST} are needed")
+    width = -(-len(seconds) // _BLOCKS)
+    count = len(seconds) // width
+    known = np.asarray(seconds[len(seconds) - count * width :], dtype=np.float64).reshape(count, width)
+    to_come = -(-steps // width)
+    filtered = _filtered(np.log(known.mean(axis=1)), to_come)
+    return _drawn(filtered, to_come, random, max(1.0, width / steps)), width
 
 
 @dataclass(frozen=True)

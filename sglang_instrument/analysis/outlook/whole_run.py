@@ -108,7 +108,7 @@ def forecast_run(run: "Run", steps: int | None = None, gpus: int | None = None) 
     table = _complete(run, loop)
     if len(table) < FEWEST:
         raise LogError(f"{run.name}: {len(table)} complete steps are too few: a forecast needs {FEWEST}")
-    wanted = _number(settings, _TOTALS) if steps is None else steps
+    wanted = total_steps(settings) if steps is None else steps
     if wanted is None:
         raise InstrumentError(f"{run.name}: no setting says how many steps it has: use --steps N")
     last = max(table["step"].to_list())
@@ -153,6 +153,11 @@ def _complete(run: "Run", loop: Loop) -> pl.DataFrame:
     steps = steps.select("step", "validation_sec", "checkpoint_sec", sec=rest).filter(pl.col("sec") > 0)
     cold = len(steps) > FEWEST and first_is_cold(steps["sec"].to_list())
     return steps.slice(1) if cold else steps
+
+
+def total_steps(settings: Sequence[Setting]) -> int | None:
+    """Return how many steps a training has by its settings; None if none says it."""
+    return _number(settings, _TOTALS)
 
 
 def _number(settings: Sequence[Setting], names: Sequence[str]) -> int | None:
