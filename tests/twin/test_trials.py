@@ -62,7 +62,7 @@ def test_a_call_that_takes_too_long_ends_the_replay(tmp_path: Path) -> None:
     with launched(command("--token-sec", "10"), 1, {}, tmp_path / "printed") as urls:
         with pytest.raises(TwinError, match=r"a call of 50 \+ 40 tokens took longer than 0.5 s"):
             play(made_agenda(1), urls, name="slow", log_dir=tmp_path, warm_up=False, timeout_sec=0.5)
-        assert counts_of(urls[0])["aborts"] == 1
+        assert counts_of(urls[0])["aborts"] == REQUESTS
         wait_for(lambda: counts_of(urls[0])["open"] == 0, "requests are still open")
 
 
@@ -117,7 +117,7 @@ def test_an_interrupt_aborts_what_is_open(tmp_path: Path) -> None:
     with launched(command("--token-sec", "10"), 1, {}, tmp_path / "printed") as [url]:
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(interrupted(url))
-        assert counts_of(url)["aborts"] == 1
+        assert counts_of(url)["aborts"] == REQUESTS
         wait_for(lambda: counts_of(url)["open"] == 0, "requests are still open")
 
 
