@@ -1,10 +1,13 @@
 """Hold twins against real rollouts: on servers that stay up, record and twins take turns by step.
 
     python twin.py FOLDER [--steps 11] [--limits 16,4] [--options "--disable-radix-cache"]
+                          [--servers 2 [--router cache_aware]] [--enough 4]
 
-First a rollout is recorded at each limit of running requests. Then each server gets, in turns by step, the
-same rollout once more, and a twin of each record: so other load on the machine affects all of them alike. The
-first step warms up. Prints how many steps of each twin lie within 10 % of the real one, and what differs.
+First a rollout is recorded at each limit of running requests, each with servers of its own; without a router,
+groups go to them in turn. With `--enough`, workers abort what is left once so many of their 6 groups are
+done. Then each server gets, in turns by step, the same rollout once more, and a twin of each record: so other
+load on the machine affects all of them alike. The first step warms up. Prints how many steps of each twin lie
+within 10 % of the real one, and what differs. `--router` needs `sglang_router` on PYTHONPATH.
 """
 
 import argparse
@@ -18,11 +21,13 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from sglang_server import instrumented, start_server
+from sglang_server import ARGUMENTS, IN_TURN, instrumented, model_of_the_demo
 
 from sglang_instrument.analysis import open_run
+from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.twin import agenda, write_agenda
 from sglang_instrument.twin.playing.players import opened_players
+from sglang_instrument.twin.servers.launches import launched
 from sglang_instrument.twin.trials.figures import figures_of
 from sglang_instrument.twin.trials.validity import interval_of
 
@@ -65,11 +70,17 @@ class RealRollout:
 
 
 def start(folder, limit, options):
+    """Return a context with the addresses of the servers of a limit, or of the router before them."""
     scratch = folder / f"server_{limit}"
     scratch.mkdir()
-    environment = instrumented(folder, SGLANG_INSTRUMENT_RUN_ID=RUN)
-    environment["EXPERIMENT_NAME"] = f"engine-{limit}"
-    return start_server(scratch, environment, *OPTIONS, f"--max-running-requests={limit}", *options)
+    write_plugin(scratch)
+    path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
+    environment = {**instrumented(folder, SGLANG_INSTRUMENT_RUN_ID=RUN), "PYTHONPATH": path}
+    environment |= {"EXPERIMENT_NAME": f"engine-{limit}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
+    command += ["--model-path", str(model_of_the_demo()), *ARGUMENTS, IN_TURN, *OPTIONS]
+    command += [f"--max-running-requests={limit}", *options.options.split()]
+    return launched(command, options.servers, environment, scratch / "printed", router=options.router)
 
 
 def link_engine(folder, name, limit):
@@ -86,16 +97,17 @@ def main():
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--limits", default="16,4")
     parser.add_argument("--options", default="")
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--router")
+    parser.add_argument("--enough", default="0")
     options = parser.parse_args()
     folder, limits = options.folder.absolute(), options.limits.split(",")
     folder.mkdir(parents=True)
+    os.environ["ENOUGH"] = options.enough  # of the real rollouts
     with ExitStack() as stack:
-        servers = {}
-        for limit in limits:
-            servers[limit] = start(folder, limit, options.options.split())
-            stack.callback(servers[limit].kill)
-        for limit, server in servers.items():
-            rollout = RealRollout(folder, f"record-{limit}", options.steps, [server.url], RUN)
+        servers = {limit: stack.enter_context(start(folder, limit, options)) for limit in limits}
+        for limit, urls in servers.items():
+            rollout = RealRollout(folder, f"record-{limit}", options.steps, urls, RUN)
             for place in range(options.steps):
                 rollout.play(1, place)
             rollout.close()
@@ -108,14 +120,14 @@ def main():
                 flush=True,
             )
         runs = {}
-        for limit, server in servers.items():
+        for limit, urls in servers.items():
             name = f"real-{limit}"
-            rollout = RealRollout(folder, name, options.steps, [server.url], RUN)
+            rollout = RealRollout(folder, name, options.steps, urls, RUN)
             stack.callback(rollout.close)
             runs[limit, "real"] = rollout
             for source in limits:
                 opened = opened_players(
-                    [server.url],
+                    urls,
                     folder / f"{source}.jsonl",
                     folder / f"logs/twin-{source}-{limit}",
                     RUN,
