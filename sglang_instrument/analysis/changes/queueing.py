@@ -5,12 +5,13 @@ when it ended, not when it was admitted; but the ends of the earlier calls and t
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit, fit_speed, some_steps
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit, fit_error, fit_speed, some_steps
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 
 _LEAST_LIMIT: Final = 2
@@ -81,8 +82,8 @@ def _best_limit(calls: pl.DataFrame, shared: bool) -> tuple[float, bool, int]:
 
     def error(limit: int) -> float:
         if limit not in tried:
-            fit = _fit_at(calls, shared, limit) if limit >= _LEAST_LIMIT else None
-            tried[limit] = float("inf") if fit is None or fit.error is None else fit.error
+            least = min(tried.values(), default=math.inf)
+            tried[limit] = _error_at(calls, shared, limit, least) if limit >= _LEAST_LIMIT else math.inf
         return tried[limit]
 
     limits = [_most_at_once(calls, shared) - 1]
@@ -94,6 +95,16 @@ def _best_limit(calls: pl.DataFrame, shared: bool) -> tuple[float, bool, int]:
         near = min((best, best - step, best + step), key=error)
         best, step = near, step if near != best else step // 2
     return error(best), shared, best
+
+
+def _error_at(calls: pl.DataFrame, shared: bool, limit: int, least: float) -> float:
+    """Return the error of `_fit_at`; infinity where that is None, or where the error is not below `least`."""
+    running = _running(calls, shared, limit)
+    error = None if running is None else fit_error(running, shared)
+    if running is None or error is None or error >= least:
+        return math.inf
+    other = fit_error(running, not shared) if calls["worker"].n_unique() > 1 else math.inf
+    return error if other is None or error < other or (error == other and not shared) else math.inf
 
 
 def _fit_at(calls: pl.DataFrame, shared: bool, limit: int) -> Fit | None:

@@ -114,7 +114,7 @@ def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None, *, shared: 
     calls = calls.sort(OF_WORKER)
     if speed is not None:
         return _fit(calls, speed, None)
-    if len(calls) < _FEWEST_CALLS or not calls["tokens"].sum():
+    if not _may_be_fitted(calls):
         speed = EngineSpeed(token_sec=_median_token_sec(calls))
         return Fit(speed, calls.with_columns(expected_sec=speed.token_sec * pl.col("tokens")), None)
     some = some_steps(calls, _ENOUGH_CALLS)
@@ -123,6 +123,16 @@ def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None, *, shared: 
         may_share = (shared,)
     error, speed = min((_fitted(some, way) for way in may_share), key=lambda fitted: fitted[0])
     return _fit(calls, speed, error)
+
+
+def fit_error(calls: pl.DataFrame, shared: bool) -> float | None:
+    """Return the error of the fit to calls of workers that share an engine, or do not: `Fit.error`."""
+    calls = calls.sort(OF_WORKER)
+    return _fitted(some_steps(calls, _ENOUGH_CALLS), shared)[0] if _may_be_fitted(calls) else None
+
+
+def _may_be_fitted(calls: pl.DataFrame) -> bool:
+    return len(calls) >= _FEWEST_CALLS and calls["tokens"].sum() > 0
 
 
 def some_steps(calls: pl.DataFrame, most: int) -> pl.DataFrame:

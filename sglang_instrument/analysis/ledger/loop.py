@@ -5,6 +5,7 @@ up to the step's wall time.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import polars as pl
@@ -111,6 +112,10 @@ class Loop:
             reward_alone_sec: in which nothing but rewards goes on; reward_overlapped_sec: the others, behind
             generation, training, or one another.
         """
+        return self._steps
+
+    @cached_property
+    def _steps(self) -> pl.DataFrame:
         seen, both = self.is_seen, self.is_seen and self.lanes.has_rollout
         works, generates = pl.col("trainer").is_in(list(WORKS)), pl.col("rollout").is_in(list(GENERATES))
         scores, rewards = pl.col("trainer") == REWARD, pl.col("rollout") == REWARD
@@ -148,6 +153,10 @@ class Loop:
         One after the other is synchronous. Where both work at once, the rollout is asynchronous if requests
         are in flight while weights are sent, or those of several steps at once; else it is one step ahead.
         """
+        return self._shape
+
+    @cached_property
+    def _shape(self) -> Shape | None:
         if not self.is_seen or not self.lanes.has_rollout or self.moments.is_empty():
             return None
         # Each step counts the same: the first one may take longer than all others, and does not overlap.

@@ -1,6 +1,7 @@
 """Cache the tables that answers make of a run's files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import polars as pl
 
@@ -10,21 +11,25 @@ from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.store.homes import homes, is_worthwhile
 from sglang_instrument.analysis.store.made_tables import forget_made, load_made, save_made
 
+_Answer = TypeVar("_Answer")
+
 
 def cached_table(
     run: Run, name: str, make: Callable[[], pl.DataFrame], files: Sequence[File] | None = None
 ) -> pl.DataFrame:
     """Return a table made from files of a run: the cached one, or a new one, which is then cached.
 
+    A run that is not cached, or too small for it, keeps the table in memory, as several answers ask for it.
+
     Args:
-        run: The run; where it is not cached, the table is made each time.
+        run: The run.
         name: The table's name in the cache.
         make: Makes the table.
         files: The files it is made from, all by default; if one of them changed, it is made again.
     """
     files = run.files if files is None else files
     if not run.cached or not is_worthwhile(files):
-        return make()
+        return made_once(run, name if files is run.files else (name, state_of(files)), make)
     state, stores = state_of(files), homes(run.home)
     cached = load_made(stores, name, state)
     if cached is not None:
@@ -36,6 +41,14 @@ def cached_table(
     save_made(stores, name, state, table)
     forget_made(stores, name, {state})
     return table
+
+
+def made_once(run: Run, name: Hashable, make: Callable[[], _Answer]) -> _Answer:
+    """Return what was made of a run under this name; the first time, make it."""
+    if name not in run.answers:
+        run.answers[name] = make()
+    answer: _Answer = run.answers[name]
+    return answer
 
 
 def _unfit(files: Sequence[File]) -> int:

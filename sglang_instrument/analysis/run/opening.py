@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -62,6 +62,7 @@ class Run:
         everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
         cached: Whether tables may be cached in the folder.
         run_id: The run that was asked for by its id; None for the newest of each step.
+        answers: What answers made of its files and will ask for again: `cached_tables`.
     """
 
     executor: Executor = field(repr=False)
@@ -69,6 +70,7 @@ class Run:
     everything: Digest = field(repr=False)
     cached: bool = True
     run_id: str | None = None
+    answers: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def open(

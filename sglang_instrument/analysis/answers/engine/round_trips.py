@@ -13,7 +13,7 @@ from sglang_instrument.analysis.answers.engine.records import iter_records
 from sglang_instrument.analysis.reading.files import controls_of
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, rids_of
 from sglang_instrument.analysis.reading.records.lines import Line
-from sglang_instrument.analysis.run.cached_tables import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table, made_once
 from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.schema import EVENTS, LOG_OPENED
 
@@ -251,6 +251,10 @@ def ahead_us(run: Run) -> dict[str, int]:
     from by more than its residual: applying its own could separate events that belong together. So is the
     median worker's clock, whose offset is 0.
     """
+    return made_once(run, "ahead_us", lambda: _ahead_us(run))
+
+
+def _ahead_us(run: Run) -> dict[str, int]:
     clocks = [0.0]
     moved = {}
     rows = process_clocks(run).sort("residual_sec", "process").select("process", "offset_sec", "residual_sec")
