@@ -132,10 +132,11 @@ def _running(
 
 def _admitted(calls: pl.DataFrame, shared: bool, limit: int) -> pl.Series:
     admitted = [0.0] * len(calls)
+    starts, ends = (calls[name].to_list() for name in ("start_sec", "end_sec"))
     for members in _pools(calls, shared):
-        starts, ends = (calls[name].gather(members).to_list() for name in ("start_sec", "end_sec"))
-        for number, begin in zip(members, admissions(starts, ends, limit), strict=True):
-            admitted[number] = begin
+        begins = admissions([starts[call] for call in members], [ends[call] for call in members], limit)
+        for call, begin in zip(members, begins, strict=True):
+            admitted[call] = begin
     return pl.Series(admitted, dtype=pl.Float64)
 
 

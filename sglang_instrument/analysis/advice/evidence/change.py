@@ -28,6 +28,11 @@ class Change:
     most_sec: dict[str, float] = field(default_factory=dict)
     outside_sec: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def changes_servers(self) -> bool:
+        """Whether servers, their limit or how many requests they get is another."""
+        return bool(self.servers or self.limit or self.more_requests)
+
     def with_change(self, other: "Change") -> "Change":
         """Return both changes together: where both change one thing, the stricter value counts."""
         mine, others = self.rules, other.rules

@@ -95,14 +95,7 @@ def _curve(
 ) -> list[CapPoint]:
     reward: Any = requests["reward"].mean()
     return [
-        CapPoint(
-            cap,
-            change,
-            playback.saved(change),
-            playback.cut_share(change),
-            playback.cut_rewards(change),
-            reward,
-        )
+        CapPoint(cap, change, playback.saved(change), *playback.cut(change), reward)
         for cap, change in changes
     ]
 

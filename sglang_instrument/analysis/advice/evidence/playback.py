@@ -38,7 +38,11 @@ class Playback:
         self._durations: list[float] = self._rows["duration_sec"].to_list()
         self._recorded = recorded_requests(self._rows, served.digest, served.fit, served.all_running)
         self._members = self._by_step()
-        self._was = {place: self._ends(place, Change()) for place in self._members}
+        self._unchanged = {
+            place: [self._changed(None, number, Change()) for number in members]
+            for place, members in self._members.items()
+        }
+        self._was = {place: self._played(place, Change(), self._unchanged[place]) for place in self._members}
         self.shape = loop.shape()
 
     def _by_step(self) -> dict[_Place, list[int]]:
@@ -75,21 +79,12 @@ class Playback:
         saved: list[float] = replayed["saved_sec"].drop_nulls().to_list()
         return saved
 
-    def cut_share(self, change: Change) -> float:
-        """Return the share of the requests that a change ends early."""
+    def cut(self, change: Change) -> tuple[float, list[float]]:
+        """Return the share of the requests that a change ends early, and their recorded rewards."""
         numbers = [number for members in self._members.values() for number in members]
-        cut = sum(self._is_cut(number, change) for number in numbers)
-        return cut / len(numbers) if numbers else 0.0
-
-    def cut_rewards(self, change: Change) -> list[float]:
-        """Return the recorded rewards of the requests that a change ends early."""
-        rewards = self._rows["reward"].to_list()
-        return [
-            rewards[number]
-            for members in self._members.values()
-            for number in members
-            if rewards[number] is not None and self._is_cut(number, change)
-        ]
+        cut = [number for number in numbers if self._is_cut(number, change)]
+        rewards = self._rows["reward"].gather(cut).drop_nulls().to_list()
+        return len(cut) / len(numbers) if numbers else 0.0, rewards
 
     def _is_cut(self, number: int, change: Change) -> bool:
         """Return whether a change ends a request early, which lasted as long as recorded until then."""
@@ -112,8 +107,13 @@ class Playback:
         return sorted(ends)[len(was) - 1]
 
     def _ends(self, place: _Place, change: Change) -> list[float]:
+        requests = [self._changed(place[0], number, change) for number in self._members[place]]
+        if not change.changes_servers and requests == self._unchanged[place]:
+            return self._was[place]
+        return self._played(place, change, requests)
+
+    def _played(self, place: _Place, change: Change, requests: list[ReplayedRequest]) -> list[float]:
         members = self._members[place]
-        requests = [self._changed(place[0], number, change) for number in members]
         engines, limit = self.served.servers + change.servers, change.limit or self.served.limit
         if self.served.source == "workers":
             return self._by_worker(members, requests, change, limit)
