@@ -12,6 +12,7 @@ MOST_BYTES: Final = 4096
 _LONGEST_TEXT: Final = 400  # characters
 _DIGITS: Final = 5
 _STAYS: Final = frozenset({"command", "not_observed"})
+_MOST_ROWS: Final = MOST_BYTES // 3  # a row has a comma and two brackets
 
 
 def fitted(answer: Mapping[str, Any], rest: Mapping[str, Any] | None = None, has_more: bool = False) -> str:
@@ -26,8 +27,12 @@ def fitted(answer: Mapping[str, Any], rest: Mapping[str, Any] | None = None, has
             `offset`, the number of rows that are in the answer is added to it.
         has_more: Whether there are rows beyond those of the answer.
     """
-    cut = _plain(answer)
-    left_out: dict[str, int] = {}
+    left_out = {
+        key: len(rows) - _MOST_ROWS
+        for key, rows in answer.items()
+        if isinstance(rows, (list, tuple)) and key not in _STAYS and len(rows) > _MOST_ROWS
+    }
+    cut = _plain({key: value[:_MOST_ROWS] if key in left_out else value for key, value in answer.items()})
     while len(text := _text(cut, left_out, rest, has_more)) >= MOST_BYTES:
         lists = {
             key: rows for key, rows in cut.items() if isinstance(rows, list) and rows and key not in _STAYS
