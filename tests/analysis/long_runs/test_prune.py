@@ -70,9 +70,15 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(original: Path, tmp_path: Path) -> Path:
+def whole(original: Path, tmp_path: Path) -> Path:
     """A copy of it, with the same times of its files."""
-    return shutil.copytree(original, tmp_path / "exp")
+    return shutil.copytree(original, tmp_path / "whole")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of few requests, without the engine's own log, for whatever its records do not matter to."""
+    return made(tmp_path / "exp", requests=2, validate_every=3)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +88,7 @@ def printed() -> dict[tuple[str, ...], str]:
 
 
 @pytest.fixture
-def earlier(original: Path, run: Path, printed: dict[tuple[str, ...], str]) -> Callable[..., Any]:
+def earlier(original: Path, whole: Path, printed: dict[tuple[str, ...], str]) -> Callable[..., Any]:
     """What a command answered before anything was deleted; it is asked once for all tests."""
 
     def answer(*words: str) -> Any:
@@ -90,7 +96,7 @@ def earlier(original: Path, run: Path, printed: dict[tuple[str, ...], str]) -> C
             with redirect_stdout(io.StringIO()) as output:
                 assert main([words[0], str(original), *words[1:], "--json"]) == 0
             printed[words] = output.getvalue()
-        return json.loads(printed[words].replace(str(original), str(run)))
+        return json.loads(printed[words].replace(str(original), str(whole)))
 
     return answer
 
@@ -108,23 +114,23 @@ def logs(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.glob("*_*/*.jsonl")}
 
 
-def test_answers_about_the_whole_run_stay_as_they_were(run: Path, asked: Printed, earlier: Printed) -> None:
-    paths = path_table(open_run(run))
-    done = asked("prune", run, *KEPT, "--yes")
+def test_answers_about_the_whole_run_stay_as_they_were(whole: Path, asked: Printed, earlier: Printed) -> None:
+    paths = path_table(open_run(whole))
+    done = asked("prune", whole, *KEPT, "--yes")
     assert done["done"]
     assert done["deleted"]["files"] == done["drop"]["files"] > 0
     for words in ANSWERS:
-        assert differs(asked(words[0], run, *words[1:]), earlier(*words)) == "", words
+        assert differs(asked(words[0], whole, *words[1:]), earlier(*words)) == "", words
     key = ["validate", "step", "worker", "path"]
-    assert_frame_equal(path_table(open_run(run)).sort(key), paths.sort(key))
+    assert_frame_equal(path_table(open_run(whole)).sort(key), paths.sort(key))
 
 
-def test_engine_calls_of_pruned_steps_are_still_joined(run: Path, asked: Printed) -> None:
-    before = open_run(run, cached=False)
+def test_engine_calls_of_pruned_steps_are_still_joined(whole: Path, asked: Printed) -> None:
+    before = open_run(whole, cached=False)
     calls, trips = joined_calls(before), round_trip_table(before)
     assert calls["step"].n_unique() == 12
-    asked("prune", run, *KEPT, "--yes")
-    after = open_run(run, cached=False)
+    asked("prune", whole, *KEPT, "--yes")
+    after = open_run(whole, cached=False)
     assert_frame_equal(joined_calls(after).sort("rid"), calls.sort("rid"))
     assert_frame_equal(round_trip_table(after), trips)
 
@@ -147,9 +153,9 @@ def test_a_finding_keeps_the_records_of_its_step(tmp_path: Path) -> None:
 
 
 def test_records_of_pruned_steps_answer_as_before(
-    run: Path, asked: Printed, capsys: pytest.CaptureFixture[str]
+    whole: Path, asked: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    request = open_run(run).requests(step=1)["request_id"][0]
+    request = open_run(whole).requests(step=1)["request_id"][0]
     questions = (
         ("events",),
         ("events", "--step", "1"),
@@ -159,24 +165,24 @@ def test_records_of_pruned_steps_answer_as_before(
         ("sql", "select * from spans order by file, start_us, event, span"),
         ("sql", "from fields order by all"),
     )
-    before = [asked(words[0], run, *words[1:]) for words in questions]
-    rows = open_run(run).records
-    assert main(["prune", str(run), *KEPT, "--yes"]) == 0
+    before = [asked(words[0], whole, *words[1:]) for words in questions]
+    rows = open_run(whole).records
+    assert main(["prune", str(whole), *KEPT, "--yes"]) == 0
     capsys.readouterr()
     for words, answer in zip(questions, before, strict=True):
-        assert differs(asked(words[0], run, *words[1:]), answer) == "", words
-    assert len(open_run(run).records) == len(rows)
-    assert main(["report", str(run), "--step", "1", "-o", str(run.parent / "report.html")]) == 0
+        assert differs(asked(words[0], whole, *words[1:]), answer) == "", words
+    assert len(open_run(whole).records) == len(rows)
+    assert main(["report", str(whole), "--step", "1", "-o", str(whole.parent / "report.html")]) == 0
     capsys.readouterr()
-    assert main(["events", str(run)]) == 0
+    assert main(["events", str(whole)]) == 0
     assert "pruned" not in capsys.readouterr().err
-    assert main(["check", str(run)]) == 0
+    assert main(["check", str(whole)]) == 0
     assert f"pruned on {today()}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst"])
-def test_lines_of_all_kinds_outlive_their_file(run: Path, ending: str) -> None:
-    path = run / "step_2" / "worker_0.jsonl"
+def test_lines_of_all_kinds_outlive_their_file(whole: Path, ending: str) -> None:
+    path = whole / "step_2" / "worker_0.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     odd = [
         b'{"timestamp": "2026-01-05T08:00:01", "event": "of nobody", "new_key": [1, {"a": null}]}\n',
@@ -192,17 +198,17 @@ def test_lines_of_all_kinds_outlive_their_file(run: Path, ending: str) -> None:
     path = path.with_name(f"worker_0{ending}")
     path.write_bytes(zstandard.ZstdCompressor().compress(text) if ending.endswith("zst") else text)
     os.utime(path, (1e9, 1e9))
-    before = open_run(run, cached=False)
+    before = open_run(whole, cached=False)
     records, health = before.read_records(2, texts=True).drop("position"), before.health
     controls = [(file.path, line) for file, _, line in control_records(before)]
-    prune(plan_prune(run, 3, 0))
+    prune(plan_prune(whole, 3, 0))
     assert not path.exists()
-    after = open_run(run, cached=False)
+    after = open_run(whole, cached=False)
     again = after.read_records(2, texts=True).drop("position")
     assert_frame_equal(again, records, categorical_as_str=True)
     assert [(file.path, line) for file, _, line in control_records(after)] == controls
     assert (after.health.torn, after.health.foreign) == (health.torn, health.foreign)
-    [part] = (run / ".pruned").glob("[!.]*")
+    [part] = (whole / ".pruned").glob("[!.]*")
     rows = pl.read_parquet(part / "records.parquet").filter(pl.col("file").str.starts_with("step_2/worker_0"))
     assert rows.filter(event="east")["stamp"].to_list() == ["2026-01-05T16:00:01.000001+08:00"]
     text = b"\n".join(pl.read_parquet(part / "lines.parquet")["text"])
@@ -212,29 +218,29 @@ def test_lines_of_all_kinds_outlive_their_file(run: Path, ending: str) -> None:
 def test_what_earlier_versions_pruned_without_its_records_still_answers(
     tmp_path: Path, asked: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "old"
-    shutil.copytree(OLD, run)
-    assert len(asked("requests", run)["requests"]) == 6
-    assert [row["step"] for row in asked("summary", run)["steps"]] == [1, 2, 3]
-    assert main(["events", str(run), "--step", "2"]) == 2
+    whole = tmp_path / "old"
+    shutil.copytree(OLD, whole)
+    assert len(asked("requests", whole)["requests"]) == 6
+    assert [row["step"] for row in asked("summary", whole)["steps"]] == [1, 2, 3]
+    assert main(["events", str(whole), "--step", "2"]) == 2
     assert "the records of step 2 were pruned on" in capsys.readouterr().err
-    assert main(["events", str(run)]) == 0
+    assert main(["events", str(whole)]) == 0
     assert "this answer is of the other steps" in capsys.readouterr().err
-    assert joined_calls(open_run(run))["step"].n_unique() == 3
+    assert joined_calls(open_run(whole))["step"].n_unique() == 3
 
 
 def today() -> str:
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
-def test_without_yes_nothing_is_deleted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = logs(run)
-    assert main(["prune", str(run), *KEPT]) == 0
+def test_without_yes_nothing_is_deleted(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = logs(whole)
+    assert main(["prune", str(whole), *KEPT]) == 0
     output = capsys.readouterr().out
     assert "to delete: the logs of 9 steps and" in output
     assert "nothing was deleted; --yes deletes without asking" in output
-    assert logs(run) == before
-    assert not (run / ".pruned").exists()
+    assert logs(whole) == before
+    assert not (whole / ".pruned").exists()
 
 
 def test_a_person_is_asked(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -247,12 +253,12 @@ def test_a_person_is_asked(run: Path, capsys: pytest.CaptureFixture[str], monkey
     assert "deleted" in capsys.readouterr().out
 
 
-def test_it_can_be_called_again_and_again(run: Path, asked: Printed, earlier: Printed) -> None:
-    asked("prune", run, "--keep-steps", 9, "--keep-slowest", 0, "--yes")
-    asked("prune", run, "--keep-steps", 5, "--keep-slowest", 0, "--yes")
-    assert asked("prune", run, "--keep-steps", 5, "--keep-slowest", 0, "--yes")["drop"]["files"] == 0
-    assert len(list((run / ".pruned").glob("[!.]*"))) == 2
-    assert differs(asked("requests", run), earlier("requests")) == ""
+def test_it_can_be_called_again_and_again(whole: Path, asked: Printed, earlier: Printed) -> None:
+    asked("prune", whole, "--keep-steps", 9, "--keep-slowest", 0, "--yes")
+    asked("prune", whole, "--keep-steps", 5, "--keep-slowest", 0, "--yes")
+    assert asked("prune", whole, "--keep-steps", 5, "--keep-slowest", 0, "--yes")["drop"]["files"] == 0
+    assert len(list((whole / ".pruned").glob("[!.]*"))) == 2
+    assert differs(asked("requests", whole), earlier("requests")) == ""
 
 
 def test_older_launches_still_open_by_their_id(tmp_path: Path, asked: Printed) -> None:
@@ -349,19 +355,19 @@ def test_a_link_in_place_of_our_folder_is_refused(run: Path, tmp_path: Path) -> 
 
 
 def test_a_file_that_changed_after_the_plan_stays_and_is_named(
-    run: Path, asked: Printed, earlier: Printed
+    whole: Path, asked: Printed, earlier: Printed
 ) -> None:
-    plan = plan_prune(run, 3, 0)
-    with (run / "step_1/worker_0.jsonl").open("ab") as stream:
+    plan = plan_prune(whole, 3, 0)
+    with (whole / "step_1/worker_0.jsonl").open("ab") as stream:
         stream.write(b"\n")
-    (run / "step_2/worker_1.jsonl").unlink()
+    (whole / "step_2/worker_1.jsonl").unlink()
     outcome = prune(plan)
     assert outcome.left["step_1/worker_0.jsonl"] == "it changed meanwhile"
     assert "No such file" in outcome.left["step_2/worker_1.jsonl"]
-    assert (run / "step_1/worker_0.jsonl").exists()
+    assert (whole / "step_1/worker_0.jsonl").exists()
     assert outcome.files == len(plan.drop) - 2
     # What is there counts in place of its digest, not twice.
-    assert len(asked("requests", run)["requests"]) == len(earlier("requests")["requests"])
+    assert len(asked("requests", whole)["requests"]) == len(earlier("requests")["requests"])
 
 
 def test_where_the_digest_cannot_be_written_nothing_is_deleted(
@@ -425,17 +431,17 @@ def test_only_one_prune_works_at_a_time(run: Path, asked: Printed) -> None:
     prune(plan_prune(run, 3, 0))
 
 
-def test_two_plans_of_the_same_files_lose_nothing(run: Path, asked: Printed, earlier: Printed) -> None:
-    first, second = plan_prune(run, 3, 0), plan_prune(run, 3, 0)
+def test_two_plans_of_the_same_files_lose_nothing(whole: Path, asked: Printed, earlier: Printed) -> None:
+    first, second = plan_prune(whole, 3, 0), plan_prune(whole, 3, 0)
     prune(first)
     outcome = prune(second)
     assert outcome.files == 0
     assert len(outcome.left) == len(second.drop)
-    assert differs(asked("summary", run), earlier("summary")) == ""
+    assert differs(asked("summary", whole), earlier("summary")) == ""
 
 
 def test_a_prune_that_is_killed_before_it_deletes_can_be_called_again(
-    run: Path, asked: Printed, earlier: Printed
+    whole: Path, asked: Printed, earlier: Printed
 ) -> None:
     killed = (
         "import os, signal, sys; from pathlib import Path;"
@@ -444,26 +450,26 @@ def test_a_prune_that_is_killed_before_it_deletes_can_be_called_again(
         "module._delete_one = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
         "module.prune(plan_prune(Path(sys.argv[1]), 3, 0))"
     )
-    done = subprocess.run([sys.executable, "-c", killed, str(run)], check=False)
+    done = subprocess.run([sys.executable, "-c", killed, str(whole)], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert len(list((run / ".pruned").glob("[!.]*"))) == 1
-    assert differs(asked("summary", run), earlier("summary")) == ""
-    assert open_run(run).health.pruned == {}
-    outcome = prune(plan_prune(run, 3, 0))
+    assert len(list((whole / ".pruned").glob("[!.]*"))) == 1
+    assert differs(asked("summary", whole), earlier("summary")) == ""
+    assert open_run(whole).health.pruned == {}
+    outcome = prune(plan_prune(whole, 3, 0))
     assert outcome.files > 0
     assert outcome.kept_bytes == 0  # the digest was there
-    assert len(list((run / ".pruned").glob("[!.]*"))) == 1
-    assert differs(asked("summary", run), earlier("summary")) == ""
+    assert len(list((whole / ".pruned").glob("[!.]*"))) == 1
+    assert differs(asked("summary", whole), earlier("summary")) == ""
 
 
 def test_a_prune_that_is_killed_while_it_writes_leaves_a_draft_that_nobody_reads(
-    run: Path, asked: Printed, earlier: Printed
+    whole: Path, asked: Printed, earlier: Printed
 ) -> None:
-    draft = run / ".pruned/.draft-20260101T000000-0"
+    draft = whole / ".pruned/.draft-20260101T000000-0"
     draft.mkdir(parents=True)
     (draft / "digest.json").write_text("{")
-    assert differs(asked("summary", run), earlier("summary")) == ""
-    prune(plan_prune(run, 3, 0))
+    assert differs(asked("summary", whole), earlier("summary")) == ""
+    prune(plan_prune(whole, 3, 0))
     assert not draft.exists()
 
 
@@ -482,16 +488,16 @@ def test_a_writer_that_makes_a_pruned_file_again_adds_to_it(run: Path, asked: Pr
 
 
 def test_a_file_that_is_put_back_counts_once(
-    run: Path, tmp_path: Path, asked: Printed, earlier: Printed
+    whole: Path, tmp_path: Path, asked: Printed, earlier: Printed
 ) -> None:
-    shutil.copytree(run, tmp_path / "copy")
-    prune(plan_prune(run, 3, 0))
+    shutil.copytree(whole, tmp_path / "copy")
+    prune(plan_prune(whole, 3, 0))
     for path in (tmp_path / "copy").glob("step_*/*.jsonl"):
-        target = run / path.relative_to(tmp_path / "copy")
+        target = whole / path.relative_to(tmp_path / "copy")
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
-    aged(run)
-    assert differs(asked("summary", run), earlier("summary")) == ""
+    aged(whole)
+    assert differs(asked("summary", whole), earlier("summary")) == ""
 
 
 def test_a_digest_that_cannot_be_read_is_an_error_of_check(
