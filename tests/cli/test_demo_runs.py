@@ -368,5 +368,12 @@ def test_the_next_commands_name_the_step_of_the_verdict(crashed: DemoRun, whole:
     assert (accused.cause, accused.step, accused.worker) == ("death", 3, 1)
     where = f"{crashed.folder} --step {accused.step} --worker {accused.worker}"
     assert f"sglang-instrument events {where}" in crashed.printed
-    [first, *_] = findings(whole)
-    assert f"sglang-instrument summary {whole.folder} --step {first.step}" in whole.printed
+    # On a busy machine, no step of a run of three may stand out; then the slowest is named.
+    steps = [finding.step for finding in findings(whole) if finding.step is not None]
+    steps.append(max(STEPS, key=lambda step: step_sec(whole, step)))
+    assert f"sglang-instrument summary {whole.folder} --step {steps[0]}" in whole.printed
+
+
+def step_sec(run: DemoRun, step: int) -> float:
+    """Return how long a step took, until its slowest worker was done."""
+    return max(run.durations("total_step_duration", step, worker)[0] for worker in WORKERS)
