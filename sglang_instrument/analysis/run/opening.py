@@ -95,8 +95,7 @@ class Run:
             files, digest = read_digest(executor, progress, cached, run_id)
         if not any(file.controls or any(file.records) for file in files):
             known = f"; `sglang-instrument status {folder}` says which processes were reached"
-            hint = known if (executor.home / "processes").is_dir() else ""
-            hint = why_nothing(executor) or hint
+            hint = why_nothing(executor) or (known if (executor.home / "processes").is_dir() else "")
             raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
         return cls(executor, files, digest, cached, run_id and find_run_id(folder, files, run_id))
 
