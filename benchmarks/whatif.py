@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from queued import Queued
 
 from sglang_instrument.analysis import open_run, step_table
-from sglang_instrument.analysis.changes.rules import Rules
+from sglang_instrument.analysis.changes.replaying.rules import Rules
 from sglang_instrument.analysis.changes.whatif import Model
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 

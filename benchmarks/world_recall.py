@@ -7,7 +7,8 @@ counted. Right is a finding that says the part and the place that the fault's ki
 --only NAME the kinds and families whose names contain it, --seeds N so many worlds of each kind and size,
 --sizes N the N largest sizes of each kind,
 --clean N of each family without a fault, --pairs N worlds with two faults, --hidden the set of other seeds
-and sizes, --jobs N processes, --wrong prints what was found where it was wrong.
+and sizes, --first N its first seed (100000 unless told), --jobs N processes, --wrong prints what was found
+where it was wrong.
 """
 
 import argparse
@@ -227,9 +228,12 @@ def _clean(job: WorldJob, shape: WorldShape) -> WorldResult:
     return WorldResult(job, (), not accused, (), [in_words(finding) for finding in accused], drawn)
 
 
-def world_jobs(only: str, seeds: int, sizes: int, clean: int, pairs: int, hidden: bool) -> list[WorldJob]:
+def world_jobs(
+    only: str, seeds: int, sizes: int, clean: int, pairs: int, hidden: bool, first: int | None = None
+) -> list[WorldJob]:
     """Return the worlds to make."""
-    first = 100_000 if hidden else 0
+    if first is None:
+        first = 100_000 if hidden else 0
     jobs = []
     for place, (name, kind) in enumerate(FAULTS.items()):
         if only in name:
@@ -335,10 +339,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clean", type=int, default=10, metavar="N")
     parser.add_argument("--pairs", type=int, default=20, metavar="N")
     parser.add_argument("--hidden", action="store_true")
+    parser.add_argument("--first", type=int, metavar="N")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--wrong", action="store_true")
     args = parser.parse_args(argv)
-    jobs = world_jobs(args.only, args.seeds, args.sizes, args.clean, args.pairs, args.hidden)
+    jobs = world_jobs(args.only, args.seeds, args.sizes, args.clean, args.pairs, args.hidden, args.first)
     results = results_of(run_world, jobs, args.jobs)
     console = Console(width=120)
     holds = print_worlds(results, console)

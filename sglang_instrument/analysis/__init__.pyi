@@ -70,7 +70,9 @@ from sglang_instrument.analysis.changes.compare import Comparison as Comparison
 from sglang_instrument.analysis.changes.compare import Condition as Condition
 from sglang_instrument.analysis.changes.compare import compare_runs as compare_runs
 from sglang_instrument.analysis.changes.refill import refill_steps as refill_steps
-from sglang_instrument.analysis.changes.rules import Rules as Rules
+from sglang_instrument.analysis.changes.replaying.rules import Rules as Rules
+from sglang_instrument.analysis.changes.replaying.waits import StationWaits as StationWaits
+from sglang_instrument.analysis.changes.replaying.waits import waits_of as waits_of
 from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS as ASSUMPTIONS
 from sglang_instrument.analysis.changes.whatif import Model as Model
 from sglang_instrument.analysis.changes.whatif import validation_of as validation_of

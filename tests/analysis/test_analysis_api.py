@@ -191,10 +191,11 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
         ["--max-tokens", "100"],
         {
             "assumptions": lambda run: a.ASSUMPTIONS,
-            "engine": lambda run: a.Model(run.digest).engine,
-            "steps": lambda run: rows(a.what_if(run.digest, RULES)),
+            "engine": lambda run: a.Model(run.digest, waits=a.waits_of(run)).engine,
+            "pools": lambda run: a.waits_of(run).pools,
+            "steps": lambda run: rows(a.Model(run.digest, waits=a.waits_of(run)).predict(RULES)),
             "validation": lambda run: a.validation_of(
-                a.what_if(run.digest, RULES).filter(TRAINING), run.digest
+                a.Model(run.digest, waits=a.waits_of(run)).predict(RULES).filter(TRAINING), run.digest
             ),
         },
     ),

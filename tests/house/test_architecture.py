@@ -62,7 +62,8 @@ ANSWERS = (
     LEDGER
     | ROUTING
     | EVIDENCE
-    | {"analysis.settings", "analysis.changes", "analysis.changes.why", "analysis.verdict"}
+    | {"analysis.settings", "analysis.changes", "analysis.changes.replaying"}
+    | {"analysis.changes.why", "analysis.verdict"}
 )
 ADVICE = ANSWERS | {"analysis.advice.evidence"}
 
@@ -127,7 +128,10 @@ MAY_IMPORT = {
     "analysis.answers.engine": LEDGER,
     "analysis.answers": LEDGER | {"analysis.answers.engine"},
     "analysis.answers.weights": LEDGER | {"analysis.answers", "analysis.answers.engine"},
+    "analysis.changes.replaying": LEDGER
+    | {"analysis.answers", "analysis.answers.engine", "analysis.answers.routing"},
     "analysis.changes": LEDGER
+    | {"analysis.changes.replaying"}
     | {"analysis.answers", "analysis.answers.engine"}
     | {"analysis.answers.routing", "analysis.answers.asynchronous"},
     "analysis.changes.why": LEDGER

@@ -29,7 +29,7 @@ QUESTIONS = (
     ),
     *("requests", "requests --engine", "requests --cdf", "requests --request FIRST", "workers"),
     *("workers --step 2", "turns", "turns --tools", "lengths", "gaps", "check", "compare"),
-    *("staleness --groups", "waste", "servers", "servers --step 2", "weights", "loop"),
+    *("staleness --groups", "waste", "servers", "servers --step 2", "servers --idle", "weights", "loop"),
     *("whatif --max-tokens 600", "whatif --scale tool_execution=0.5", "advise --no-promise"),
     "forecast --steps 10",
 )

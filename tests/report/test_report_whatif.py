@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sglang_instrument.analysis import open_run, what_if
-from sglang_instrument.analysis.changes.rules import Rules
+from sglang_instrument.analysis.changes.replaying.rules import Rules
 from sglang_instrument.report.html import grid
 from sglang_instrument.testing import SlowEngine, synthetic_run
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.cliffs import cliffs_in, count_cliff
-from sglang_instrument.analysis.advice.evidence.pools import PooledCall, PooledCalls
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.answers.steps import STEP
+from sglang_instrument.analysis.changes.replaying.pools import PooledCall, PooledCalls
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table
-from sglang_instrument.analysis.changes.queueing import fit_with_limit
+from sglang_instrument.analysis.changes.replaying.queueing import fit_with_limit
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import engine_calls
 from sglang_instrument.analysis.ledger.ledger import step_windows

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.changes.queueing import fit_at_limits, fit_with_limit
-from sglang_instrument.analysis.changes.recorded import recorded_requests, request_rows
-from sglang_instrument.analysis.changes.replay import replay
-from sglang_instrument.analysis.changes.rules import Factors, Rules, under
-from sglang_instrument.analysis.changes.serving import Serving
+from sglang_instrument.analysis.changes.replaying.queueing import fit_at_limits, fit_with_limit
+from sglang_instrument.analysis.changes.replaying.recorded import recorded_requests, request_rows
+from sglang_instrument.analysis.changes.replaying.replay import replay
+from sglang_instrument.analysis.changes.replaying.rules import Factors, Rules, under
+from sglang_instrument.analysis.changes.replaying.serving import Serving
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import STEP
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit, engine_calls

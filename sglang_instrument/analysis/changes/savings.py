@@ -5,7 +5,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import STEP_OF_WORKER
-from sglang_instrument.analysis.changes.rules import Factors, Rules
+from sglang_instrument.analysis.changes.replaying.rules import Factors, Rules
 from sglang_instrument.analysis.digests.digest import KINDS
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.schema import kind_of

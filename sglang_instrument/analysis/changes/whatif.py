@@ -1,18 +1,20 @@
 """Estimate, from recorded tokens and times, how long steps would take under other rules. It is a model."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import STEP, STEP_OF_WORKER, step_table, worker_steps
 from sglang_instrument.analysis.changes.metrics import engine_values
-from sglang_instrument.analysis.changes.queueing import fit_with_limit
-from sglang_instrument.analysis.changes.recorded import pools, recorded_requests, request_rows
-from sglang_instrument.analysis.changes.replay import replay
-from sglang_instrument.analysis.changes.rules import Factors, Rules, under
+from sglang_instrument.analysis.changes.replaying.queueing import fit_with_limit
+from sglang_instrument.analysis.changes.replaying.recorded import pools, recorded_requests, request_rows
+from sglang_instrument.analysis.changes.replaying.replay import Stations, replay_at
+from sglang_instrument.analysis.changes.replaying.rules import Factors, Recorded, Rules, under
+from sglang_instrument.analysis.changes.replaying.waits import StationWaits
 from sglang_instrument.analysis.changes.savings import Savings
 from sglang_instrument.analysis.changes.statistics import difference, first_is_cold
 from sglang_instrument.analysis.digests.digest import Digest
@@ -52,26 +54,103 @@ class Model:
 
     `fit` is the speed of its engines, as fitted to the recorded calls; `limit` is how many calls an engine
     runs at once, None if any number.
+
+    Args:
+        digest: Of the run.
+        speed: Of its engines, where it is known.
+        waits: Where its requests wait for each other, as `waits_of` has it; without it, at engines alone.
     """
 
-    def __init__(self, digest: Digest, speed: EngineSpeed | None = None) -> None:
+    def __init__(
+        self, digest: Digest, speed: EngineSpeed | None = None, waits: StationWaits | None = None
+    ) -> None:
         digest = digest.of_workers()
         calls = engine_calls(digest)
         self.fit, self.limit = fit_with_limit(calls) if speed is None else (fit_speed(calls, speed), None)
+        waits = waits or StationWaits()
+        self._served = waits.served
         self._roles = digest.steps["role"].unique()
         self._workers = worker_steps(digest).select(*STEP_OF_WORKER, "busy_sec")
         self._rows = request_rows(digest)
-        self._recorded = recorded_requests(self._rows, digest, self.fit, self.limit)
+        self._steps = self._rows.select(STEP).rows()
+        self._recorded = recorded_requests(
+            self._rows, digest, self.fit, self.limit, waits.served, waits.pooled
+        )
+        self._stations = self._stations_of(waits)
         self._pools = pools(self._rows, self.fit.speed)
+        if waits.are_known:
+            self._pools = _of_steps(self._rows)
+            self._name_engines()
         self._kept: tuple[Any, tuple[list[float], list[bool]]] = (None, ([], []))
         self._was, _ = self._ends(Rules(), [Factors()] * len(self._rows))
 
+    def _stations_of(self, waits: StationWaits) -> Stations:
+        served = waits.served
+        if served is not None:
+            return Stations(
+                served.speed,
+                served.limit,
+                served.engines,
+                waits.places,
+                prefills_alone=True,
+                to_fewest=served.to_fewest,
+            )
+        engines = 1 if self.fit.speed.shared or not waits.are_known else self._rows["worker"].n_unique()
+        return Stations(self.fit.speed, self.limit, max(1, engines), waits.places)
+
+    def _stations_in(self, number: int) -> Stations:
+        """Return the stations as they were in the step of a request."""
+        if self._served is None:
+            return self._stations
+        paces = self._served.paces.get(self._steps[number], ())
+        return replace(self._stations, paces=paces)
+
+    def _name_engines(self) -> None:
+        """Let each call go to the engine of its worker, where that is known and no server is."""
+        if self._served is not None:
+            return
+        workers = self._rows["worker"].to_list()
+        engines = {worker: number for number, worker in enumerate(sorted(set(workers)))}
+        if self.fit.speed.shared:
+            engines = dict.fromkeys(engines, 0)
+        for worker, recorded in zip(workers, self._recorded, strict=True):
+            for call in recorded.request.calls:
+                call.engine = engines[worker]
+
     @property
     def engine(self) -> dict[str, Any] | None:
-        """The speed, the limit, and `error`: half of the calls are farther off; None without a fit."""
+        """The speed, and how good it is; None without a fit.
+
+        Beside the fields of `EngineSpeed`: `limit`; `servers`, where the speed is that of decoding by their
+        own logs, else None; `error`: half of the calls are farther off; `replay_error`: as below.
+        """
         if self.fit.error is None:
             return None
-        return {**self.fit.speed._asdict(), "limit": self.limit, "error": math.expm1(self.fit.error)}
+        error = self.fit.error if self._served is None else self._served.error
+        return {
+            **self._stations.speed._asdict(),
+            "limit": self._stations.limit,
+            "servers": None if self._served is None else self._served.engines,
+            "error": math.expm1(error or 0.0),
+            "replay_error": self.replay_error,
+        }
+
+    @cached_property
+    def replay_error(self) -> float | None:
+        """By how much a replay by the fitted speeds and tokens alone misses the recorded steps: the median.
+
+        A replay of what each call took is exact, whatever the model lacks. One of what calls of so many
+        tokens usually take is not, where calls wait for something that it does not know. None without a fit.
+        """
+        if self.fit.error is None:
+            return None
+        by_speed = [recorded.by_speed_alone() for recorded in self._recorded]
+        alone, _ = self._replayed(Rules(), [Factors()] * len(by_speed), by_speed)
+        ends = self._rows.select(*STEP, "was").with_columns(alone=pl.Series(alone, dtype=pl.Float64))
+        of_steps = ends.group_by(STEP).agg(pl.col("was", "alone").max())
+        both = of_steps.filter((pl.col("was") > 0) & (pl.col("alone") > 0))
+        off = (both["alone"] / both["was"]).log().abs().median()
+        return None if off is None else math.expm1(float(off))  # type: ignore[arg-type]
 
     @property
     def has_tokens(self) -> bool:
@@ -131,18 +210,25 @@ class Model:
             self._kept = (asked, factors), self._replayed(rules, factors)
         return self._kept[1]
 
-    def _replayed(self, rules: Rules, factors: list[Factors]) -> tuple[list[float], list[bool]]:
-        changed = [
-            under(request, rules, factor) for request, factor in zip(self._recorded, factors, strict=True)
-        ]
+    def _replayed(
+        self, rules: Rules, factors: list[Factors], recorded: Sequence[Recorded] | None = None
+    ) -> tuple[list[float], list[bool]]:
+        requests = self._recorded if recorded is None else recorded
+        changed = [under(request, rules, factor) for request, factor in zip(requests, factors, strict=True)]
         ends, cut = [0.0] * len(changed), [cut for _, cut in changed]
         for members in self._pools:
             requests = [changed[number][0] for number in members]
-            replayed = replay(requests, self.fit.speed, self.limit)
+            replayed = replay_at(requests, self._stations_in(members[0]))
             for number, request, end in zip(members, requests, replayed, strict=True):
                 ends[number] = end
                 cut[number] |= end >= request.begin + request.most_sec
         return ends, cut
+
+
+def _of_steps(rows: pl.DataFrame) -> list[list[int]]:
+    """Return which rows are of the same step."""
+    numbered = rows.with_row_index("number").group_by(STEP, maintain_order=True).agg("number")
+    return numbered["number"].to_list()
 
 
 def _by_step(requests: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:

@@ -87,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the steps of the loop, both sides of them together, and which side waits."""
+    from sglang_instrument.analysis.changes.replaying.serving import serving_of
     from sglang_instrument.analysis.changes.replicas import with_replicas
-    from sglang_instrument.analysis.changes.serving import serving_of
     from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 
     if args.validate:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import worker_steps
-from sglang_instrument.analysis.changes.rules import Rules
+from sglang_instrument.analysis.changes.replaying.rules import Rules
 from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS, Model
 from sglang_instrument.analysis.digests.digest import Digest
 

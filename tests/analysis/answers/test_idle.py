@@ -83,3 +83,9 @@ def test_the_command_prints_the_reasons_in_a_sentence(tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "the servers had no call in " in printed
     assert " % tools" in printed
+
+
+def test_every_reading_gives_the_same_numbers_to_the_last_digit(tmp_path):
+    run = run_of(tmp_path, wrong_world("servers", 0))
+    tables = [idle_table(run) for _ in range(10)]
+    assert all(table.equals(tables[0]) for table in tables)

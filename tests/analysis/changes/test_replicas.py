@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_instrument.analysis.changes.replay import ReplayedCall, ReplayedRequest, replay
+from sglang_instrument.analysis.changes.replaying.replay import ReplayedCall, ReplayedRequest, replay
+from sglang_instrument.analysis.changes.replaying.serving import Serving, serving_of
 from sglang_instrument.analysis.changes.replicas import Replicas, with_replicas
-from sglang_instrument.analysis.changes.serving import Serving, serving_of
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 from sglang_instrument.analysis.run.opening import Run

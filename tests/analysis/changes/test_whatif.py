@@ -8,7 +8,7 @@ import pytest
 from queued import runs_made_once
 
 from sglang_instrument.analysis import Digest, Rules, Run, open_run, step_table, validation_of, what_if
-from sglang_instrument.analysis.changes.rules import kept_shares
+from sglang_instrument.analysis.changes.replaying.rules import kept_shares
 from sglang_instrument.analysis.changes.whatif import Model
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, engine_calls, fit_speed
 from sglang_instrument.testing import synthetic_run

@@ -10,7 +10,7 @@ import pytest
 from queued import Queued
 
 from sglang_instrument.analysis import Digest, Rules, Run, open_run, validation_of, what_if
-from sglang_instrument.analysis.changes.queueing import admissions
+from sglang_instrument.analysis.changes.replaying.queueing import admissions
 from sglang_instrument.cli.main import main
 from sglang_instrument.cli.numbers import percent
 from sglang_instrument.errors import InstrumentError

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from sglang_instrument.analysis.changes.rules import Rules
+from sglang_instrument.analysis.changes.replaying.rules import Rules
 
 
 @dataclass(frozen=True)

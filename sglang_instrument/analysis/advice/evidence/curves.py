@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.playback import Playback
-from sglang_instrument.analysis.changes.rules import Rules
+from sglang_instrument.analysis.changes.replaying.rules import Rules
 
 _SHARES: Final = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995)
 _MORE: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # of the samples that a step needs

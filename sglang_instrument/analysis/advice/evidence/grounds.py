@@ -7,11 +7,11 @@ import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.names import NamedSetting, setting_of
 from sglang_instrument.analysis.advice.evidence.playback import MOST_CALLS, Playback
-from sglang_instrument.analysis.advice.evidence.pools import PooledCalls
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
+from sglang_instrument.analysis.changes.replaying.pools import PooledCalls
+from sglang_instrument.analysis.changes.replaying.serving import serving_of
 from sglang_instrument.analysis.changes.replicas import served_run
-from sglang_instrument.analysis.changes.serving import serving_of
 from sglang_instrument.analysis.ledger.loop import Loop
 from sglang_instrument.analysis.settings.recorded import Setting, settings_of_run
 

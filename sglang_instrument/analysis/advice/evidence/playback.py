@@ -7,12 +7,12 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.advice.evidence.change import Change
-from sglang_instrument.analysis.advice.evidence.pools import PooledCalls
 from sglang_instrument.analysis.answers.steps import STEP
-from sglang_instrument.analysis.changes.recorded import recorded_requests, request_rows
-from sglang_instrument.analysis.changes.replay import ReplayedRequest, replay
+from sglang_instrument.analysis.changes.replaying.pools import PooledCalls
+from sglang_instrument.analysis.changes.replaying.recorded import recorded_requests, request_rows
+from sglang_instrument.analysis.changes.replaying.replay import ReplayedRequest, replay
+from sglang_instrument.analysis.changes.replaying.rules import Factors, Recorded, under
 from sglang_instrument.analysis.changes.replicas import ServedRun, saved_of_loop
-from sglang_instrument.analysis.changes.rules import Factors, Recorded, under
 from sglang_instrument.analysis.ledger.loop import Loop, steady
 
 MOST_CALLS: Final = 20_000  # that are replayed; of longer runs, some steps are

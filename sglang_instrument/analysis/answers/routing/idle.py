@@ -97,7 +97,9 @@ def idle_table(run: Run) -> pl.DataFrame:
         for server in servers
     ]
     parts = pl.concat(tables)
-    whole = parts.group_by("part").agg(pl.col("sec").sum(), server=pl.lit(None, pl.String))
+    whole = parts.group_by("part", maintain_order=True).agg(
+        pl.col("sec").sum(), server=pl.lit(None, pl.String)
+    )
     order = {part: number for number, part in enumerate(PARTS)}
     table = pl.concat([whole.select("server", "part", "sec"), parts.select("server", "part", "sec")])
     return table.select(
@@ -189,7 +191,8 @@ def _of_server(
     )
     served = pl.lit(SERVES) if batches is None else pl.col("batch").fill_null(BETWEEN)
     part = pl.when("here").then(served).otherwise(_reason())
-    parts: pl.DataFrame = points.group_by(part=part).agg(pl.col("sec").sort().sum())
+    # In an order of their own: sums of them, which follow, are then the same in every reading.
+    parts: pl.DataFrame = points.group_by(part=part).agg(pl.col("sec").sort().sum()).sort("part")
     return parts
 
 
@@ -270,7 +273,7 @@ def _batches(run: Run, calls: pl.DataFrame) -> dict[str, pl.DataFrame]:
     batches = pl.DataFrame(rows, schema=schema, orient="row")
     ran = called_requests(run).select("rid", "scheduler").drop_nulls()
     pairs = calls.select("rid", "server").drop_nulls().join(ran, on="rid")
-    most = pairs.group_by("server").agg(pl.col("scheduler").mode().first())
+    most = pairs.group_by("server").agg(pl.col("scheduler").mode().sort().first())
     by_server = {}
     for server, scheduler in most.iter_rows():
         of_scheduler = batches.filter(scheduler=scheduler).select("batch", "from_us", "to_us")

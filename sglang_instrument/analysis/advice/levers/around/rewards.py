@@ -8,7 +8,7 @@ import polars as pl
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
-from sglang_instrument.analysis.changes.rules import Rules
+from sglang_instrument.analysis.changes.replaying.rules import Rules
 from sglang_instrument.analysis.ledger.loop_lanes import REWARD
 
 

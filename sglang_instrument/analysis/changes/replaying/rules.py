@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sglang_instrument.analysis.changes.replay import ReplayedCall, ReplayedRequest
+from sglang_instrument.analysis.changes.replaying.replay import PooledWork, ReplayedCall, ReplayedRequest
 
 _FOREVER: Final = float("inf")
 
@@ -42,13 +42,23 @@ class Recorded:
         request: Its calls as recorded. Their waits are without `answers`, and so is its rest.
         tokens: Of each call.
         answers: By kind ("tool", "interaction"), the time after each call.
-        reward_sec: Of its reward, a part of the rest.
+        reward_sec: Of its reward, a part of the rest; of one in a pool, what is not.
+        usual: Of each call `prefill_sec` and `work`, as the engine's speed has them by the tokens alone.
     """
 
     request: ReplayedRequest
     tokens: list[int]
     answers: dict[str, list[float]]
     reward_sec: float
+    usual: list[tuple[float, float]] = field(default_factory=list)
+
+    def by_speed_alone(self) -> "Recorded":
+        """Return the request as if each of its calls had taken what is usual."""
+        calls = [
+            replace(call, prefill_sec=prefill_sec, work=work)
+            for call, (prefill_sec, work) in zip(self.request.calls, self.usual, strict=True)
+        ]
+        return replace(self, request=replace(self.request, calls=calls))
 
 
 @dataclass(frozen=True)
@@ -68,13 +78,29 @@ def under(recorded: Recorded, rules: Rules, factors: Factors) -> tuple[ReplayedR
     for number, (call, share) in enumerate(zip(recorded.request.calls, allowed, strict=False)):
         wait = max(0.0, (call.wait_sec + answer) * factors.others)
         work = call.work * share * factors.engine
-        calls.append(ReplayedCall(wait, call.prefill_sec * factors.engine, work))
+        pooled = _pooled(call.pooled, rules, factors)
+        calls.append(ReplayedCall(wait, call.prefill_sec * factors.engine, work, pooled, call.engine))
         answer = sum(after[number] * rules.scale.get(kind, 1.0) for kind, after in recorded.answers.items())
     saved = recorded.reward_sec * (1 - rules.scale.get("reward", 1.0))
     rest = (recorded.request.rest_sec - saved + (answer if whole else 0.0)) * factors.others
     most = _FOREVER if rules.max_seconds is None else rules.max_seconds
-    request = replace(recorded.request, calls=calls, rest_sec=max(0.0, rest), most_sec=most)
+    # The tools that follow a call are not called where it is cut; the reward is.
+    last = [work for work in recorded.request.pooled if whole or work.kind == "reward"]
+    pooled = _pooled(last, rules, factors)
+    request = replace(recorded.request, calls=calls, rest_sec=max(0.0, rest), most_sec=most, pooled=pooled)
     return request, not whole
+
+
+def _pooled(works: Sequence[PooledWork], rules: Rules, factors: Factors) -> list[PooledWork]:
+    """Return calls in pools, as long as the rules make them."""
+    return [
+        replace(
+            work,
+            wait_sec=work.wait_sec * factors.others,
+            sec=work.sec * rules.scale.get(work.kind, 1.0) * factors.others,
+        )
+        for work in works
+    ]
 
 
 def kept_shares(tokens: Sequence[int], rules: Rules) -> list[float]:

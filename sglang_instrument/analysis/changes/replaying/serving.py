@@ -1,6 +1,6 @@
 """Read from the log how many servers served a run, and how many requests each ran at once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import polars as pl
@@ -43,20 +43,33 @@ def serving_of(run: "Run") -> Serving:
 
 def _usual_level(calls: pl.DataFrame) -> int | None:
     """Return the number of requests that a server ran for the longest time while others waited."""
-    held: dict[int, float] = {}
-    for _, of_server in calls.group_by("server"):
-        for level, sec in _levels(of_server):
-            held[level] = held.get(level, 0.0) + sec
-    return max(held, key=lambda level: held[level]) if held else None
-
-
-def _levels(calls: pl.DataFrame) -> Iterator[tuple[int, float]]:
-    """Yield for how long a server ran so many requests while at least one waited."""
     arrived = pl.col("start_us") / 1e6
     admitted = arrived + pl.col("queue_sec")
     ended = admitted + pl.col("prefill_sec") + pl.col("decode_sec")
+    servers = [
+        list(of_server.select(a=arrived, b=admitted, c=ended).iter_rows())
+        for _, of_server in calls.group_by("server")
+    ]
+    return most_usual_level(servers)[0]
+
+
+def most_usual_level(servers: Iterable[Iterable[tuple[float, float, float]]]) -> tuple[int | None, float]:
+    """Return the number of calls that servers ran for the longest time while others waited, and that time.
+
+    Args:
+        servers: When each call of a server arrived, was admitted and ended, in seconds.
+    """
+    seconds: dict[int, float] = {}
+    for calls in servers:
+        for level, sec in _levels(calls):
+            seconds[level] = seconds.get(level, 0.0) + sec
+    return (max(seconds, key=lambda level: seconds[level]) if seconds else None), sum(seconds.values())
+
+
+def _levels(calls: Iterable[tuple[float, float, float]]) -> Iterator[tuple[int, float]]:
+    """Yield for how long a server ran so many requests while at least one waited."""
     changes: list[tuple[float, int, int]] = []  # when; by how much more run, and wait
-    for come, begun, gone in calls.select(a=arrived, b=admitted, c=ended).iter_rows():
+    for come, begun, gone in calls:
         changes += [(come, 0, 1), (begun, 1, -1), (gone, -1, 0)]
     changes.sort()
     running = waiting = 0

@@ -6,11 +6,11 @@ long a call takes. The number of places is the one with which crowded calls take
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sglang_instrument.analysis.changes.queueing import admissions
+from sglang_instrument.analysis.changes.replaying.queueing import admissions
 from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.reading.records.lines import Integer
 from sglang_instrument.analysis.run.newest_records import newest_records
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EVENTS: Final = ("tool_call", "reward_calculation")
 _FEWEST: Final = 40  # calls
-_BETTER: Final = 0.8  # the times from the admission on scatter at most so much as the whole times
+_BETTER: Final = 0.95  # the times from the admission on scatter at most so much as the whole times
 _QUEUED: Final = 1.5  # times as long as calls alone take, where many are made
 _LEAST_WAITING: Final = 0.1  # of the time of calls
 
@@ -35,6 +35,11 @@ class PooledCall(NamedTuple):
     turn: int | None
     begin: float
     end: float
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a "tool" or a "reward"."""
+        return "tool" if self.name.startswith("tool_call") else "reward"
 
 
 class WorkPool(NamedTuple):
@@ -75,6 +80,10 @@ class PooledCalls:
             admitted = self._admitted.get(name) or [call.begin for call in calls]
             for call, begin in zip(calls, admitted, strict=True):
                 self._of_requests.setdefault((call.step, call.request_id), []).append((call, begin))
+
+    def of_request(self, step: int, request_id: str) -> Sequence[tuple[PooledCall, float]]:
+        """Return the calls of a request, and when each had its place."""
+        return self._of_requests.get((step, request_id), ())
 
     def saved(
         self, step: int, request_id: str, free: frozenset[str], most_sec: dict[str, float]

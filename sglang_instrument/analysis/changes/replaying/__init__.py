@@ -1,0 +1,1 @@
+"""A recorded rollout replayed: its requests, the engines, and the pools in which they wait for each other."""
