@@ -213,8 +213,8 @@ class Model:
     def _replayed(
         self, rules: Rules, factors: list[Factors], recorded: Sequence[Recorded] | None = None
     ) -> tuple[list[float], list[bool]]:
-        requests = self._recorded if recorded is None else recorded
-        changed = [under(request, rules, factor) for request, factor in zip(requests, factors, strict=True)]
+        recorded = self._recorded if recorded is None else recorded
+        changed = [under(request, rules, factor) for request, factor in zip(recorded, factors, strict=True)]
         ends, cut = [0.0] * len(changed), [cut for _, cut in changed]
         for members in self._pools:
             requests = [changed[number][0] for number in members]

@@ -201,9 +201,13 @@ class _ServerStep:
         tokens, ways = self._table["tokens"].to_list(), self._table["way_sec"].to_list()
         keys = self._table.select(_TURN).iter_rows()
         each = zip(keys, ways, prefills, self._work, usual_prefills, tokens, strict=True)
-        for key, way, prefill, work, usual_prefill, usual_work in each:
-            at_pace = [sec / self._pace for sec in (prefill, work, usual_prefill)]
-            yield key, CallWork(self.engine, way, *at_pace, usual_work)
+        for key, way, prefill, work, usual_prefill, of in each:
+            yield (
+                key,
+                CallWork(
+                    self.engine, way, prefill / self._pace, work / self._pace, usual_prefill / self._pace, of
+                ),
+            )
 
     def _decoded(self, time_sec: float) -> float:
         """Return the seconds until a time in which the server read no prompt."""
