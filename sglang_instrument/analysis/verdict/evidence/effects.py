@@ -201,7 +201,7 @@ def slow_workers(groups: pl.DataFrame, limits: Limits) -> pl.DataFrame:
 
 
 def _always_slow(peers: pl.DataFrame, limits: Limits) -> pl.DataFrame:
-    """Return the steps of workers that are slow in most steps, by how their own distance varies.
+    """Return the steps of workers that are slow in most steps, or from one on, by how their distance varies.
 
     Of two workers, one of which is always slow, both are as far from their middle, and all distances are
     large: their spread tells nothing. How a worker's distance changes from step to step does.
@@ -211,9 +211,20 @@ def _always_slow(peers: pl.DataFrame, limits: Limits) -> pl.DataFrame:
     changes = known.select(pl.col("excess").diff().over("validate", "worker")).to_series().drop_nulls()
     spread = robust_spread(changes / math.sqrt(2), limits.spread)
     excess, apart = pl.col("excess"), math.log(_TIMES_ALWAYS)
-    least = pl.max_horizontal(SPREADS * spread / pl.len().cast(pl.Float64).sqrt(), pl.lit(apart))
-    always = ((excess.median() > least) & ((excess > 0).mean() >= _MOST_STEPS)).over("validate", "worker")
-    return known.filter(always & (excess > apart)).select(peers.columns)
+    of_worker = ["validate", "worker"]
+    always = (_beyond(excess, spread) & ((excess > 0).mean() >= _MOST_STEPS)).over(of_worker)
+    # From a step on to the end: in each of these steps, so that nothing is chosen but the first of them.
+    to_the_end = (excess > apart).cast(pl.Int8).cum_min(reverse=True).over(of_worker) > 0
+    last = known.filter(to_the_end).filter(pl.len().over(of_worker) >= FEWEST_STEPS)
+    last = last.filter(_beyond(excess, spread).over(of_worker))
+    slow = known.filter(always & (excess > apart))
+    return pl.concat([slow, last.join(slow, on=[*STEP, "worker"], how="anti")]).select(peers.columns)
+
+
+def _beyond(excess: pl.Expr, spread: float) -> pl.Expr:
+    """Return whether the median of some steps of a worker is farther off than chance explains."""
+    least = SPREADS * spread / pl.len().cast(pl.Float64).sqrt()
+    return excess.median() > pl.max_horizontal(least, pl.lit(math.log(_TIMES_ALWAYS)))
 
 
 def robust_spread(offsets: pl.Series, least: float) -> float:
