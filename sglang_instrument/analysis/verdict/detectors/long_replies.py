@@ -67,13 +67,15 @@ def find_long_replies(evidence: Evidence) -> Findings:
         return
     kinds = requests.partition_by("validate")
     longest = [finding for kind in kinds for finding in _longest(evidence, kind)]
-    findings = [*_long_steps(evidence, requests), *longest]
-    long_steps = {(finding.step, finding.validate) for finding in findings}
-    findings += [
-        finding
-        for finding in _long_workers(evidence, requests)
-        if (finding.step, finding.validate) not in long_steps
+    steps_alike, workers = list(_long_steps(evidence, requests)), list(_long_workers(evidence, requests))
+    alone = [finding for finding in workers if _others_are_usual(requests, finding)]
+    of_one = {(finding.step, finding.validate) for finding in alone}
+    findings = [
+        *(finding for finding in steps_alike if (finding.step, finding.validate) not in of_one),
+        *longest,
     ]
+    long_steps = {(finding.step, finding.validate) for finding in findings}
+    findings += [finding for finding in workers if (finding.step, finding.validate) not in long_steps]
     yield from findings
     steps = {(finding.step, finding.validate) for finding in findings}
     drawn = []
@@ -152,6 +154,20 @@ def _long_workers(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Findin
             )
             place = {name: row[name] for name in STEP_OF_WORKER}
             yield _finding("worker", place, lost_sec, sentence, {"times": times})
+
+
+def _others_are_usual(requests: pl.DataFrame, of_worker: Finding) -> bool:
+    """Return whether the replies of a step are as usual without those of a worker whose replies are long.
+
+    The logarithm of their length must be nearer to that of other steps than to the worker's.
+    """
+    place = (pl.col("step") == of_worker.step) & (pl.col("validate") == of_worker.validate)
+    logs = requests.select(log=pl.col("of_turn").log(), here=place, mine=pl.col("worker") == of_worker.worker)
+    others = logs.filter(pl.col("here") & ~pl.col("mine"))["log"]
+    elsewhere = requests.filter(~place & (pl.col("validate") == of_worker.validate))["of_turn"].log()
+    if others.is_empty() or elsewhere.is_empty():
+        return False
+    return _mean(others) - _mean(elsewhere) < math.log(of_worker.evidence["times"]) / 2
 
 
 def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
