@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from scipy.stats import t as student
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from clean_shapes import CLEAN_SHAPES
-from forecast_steps import MadeStep, drawn_steps, steps_of, steps_of_other
+from forecast_steps import MadeStep, drawn_steps, steps_of, steps_of_other, steps_of_world
 from recall import OTHER, results_of
 
 from sglang_instrument.live.forecasting.forecast import History, forecast
@@ -42,6 +43,7 @@ from sglang_instrument.live.forecasting.hanging import hanging
 from sglang_instrument.live.forecasting.history import PastStep, Requests, StepSoFar
 from sglang_instrument.testing.kinds import KINDS, STEP, sized
 from sglang_instrument.testing.usual_run import ENGINE, WORKLOAD, usual_shape
+from sglang_instrument.testing.world.rollout.shape import OWN, ROUTED
 
 ASKED = (0.25, 0.5, 0.75)
 HOLD = (0.75, 0.85)
@@ -81,6 +83,10 @@ def _without_turns(seed: int) -> Iterator[MadeStep]:
         yield replace(made, past=replace(made.past, requests=requests))
 
 
+def _world(seed: int, family: str, hidden: bool) -> Iterator[MadeStep]:
+    return steps_of_world(family, seed, hidden=hidden)
+
+
 #: Shapes of `recall.py` whose files look otherwise, or whose trainer does: their rollouts are the usual ones.
 SAME_ROLLOUT = {
     "overlap",
@@ -106,6 +112,11 @@ SWEPT = {
     "engines that queue nothing": _varied(engine={"most_running": None, "load_sec": 0.0}),
     WAVES: lambda seed: drawn_steps(seed, slots=12, turns=(1, 5)),
     "turns not known": _without_turns,
+    **{
+        f"world{', hidden' * hidden}: {family}": partial(_world, family=family, hidden=hidden)
+        for family in (ROUTED, OWN)
+        for hidden in (False, True)
+    },
 }
 
 
@@ -383,7 +394,8 @@ def forecast_sec(workers: int = 64, requests: int = 512, turns: int = 4) -> tupl
         starts = np.cumsum(sec, axis=1) - sec
         ends = (sec * (np.arange(turns) < count[:, None])).sum(axis=1)
         rows = ((f"{n}", n // requests, 0.0, ends[n], starts[n][: count[n]]) for n in range(len(count)))
-        return PastStep(Requests.of(rows), float(ends.max()) + 1.0, {"turn_engine_call": float(sec.max())})
+        longest = {"turn_engine_call": (float(sec.max()),)}
+        return PastStep(Requests.of(rows), float(ends.max()) + 1.0, longest)
 
     history, took = History(), []
     for _ in range(MOST_STEPS):

@@ -9,6 +9,8 @@ from other_runs import OtherRun
 from sglang_instrument.live.counting.longest import Longest, longest_of
 from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.testing.run_shape import play_run
+from sglang_instrument.testing.world.play import play
+from sglang_instrument.testing.world.rollout.shape import draw_shape
 
 #: What a request can be in, of the generators' events.
 CALLS = ("turn_engine_call", "tool_execution", "interaction_response", "reward_calculation")
@@ -114,6 +116,24 @@ class _InMemory(OtherRun):
             if event == "turn_engine_call"
         ]
         return _made(records, max(end for _, _, _, end, _ in records))
+
+
+def steps_of_world(family, seed, *, hidden):
+    """Yield the steps of a world of servers, as the logs of its workers tell of them."""
+    stage = play(draw_shape(family, seed, hidden=hidden))
+    for step, (begin, _) in stage.steps.items():
+        records = [
+            (rank, record.event, record.begin - begin, record.end - begin, record.extra)
+            for rank in range(stage.shape.workers)
+            for record in stage.records.files.get(f"step_{step}/worker_{rank}", [])
+        ]
+        begins = {"async_rollout_request_complete": "request_start", "turn_end": "turn_start"}
+        begun = [
+            (rank, begins[event], start, start, extra)
+            for rank, event, start, _, extra in records
+            if event in begins
+        ]
+        yield _made([*records, *begun], max(end for _, _, _, end, _ in records))
 
 
 class _NoFolder:
