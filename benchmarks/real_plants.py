@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from planted_worker import STEP, WORKER
-from world_recall import accuses, in_words
+from world_recall import accuses, in_words, server_of
 
 from sglang_instrument.analysis import open_run, step_table
 from sglang_instrument.analysis.verdict.verdict import findings_of
@@ -137,7 +137,8 @@ def run_plant(plant, folder, model):
 def is_right(plant, finding):
     """Return whether a finding says what was planted, and where."""
     causes, is_of_step = RIGHT[plant]
-    if finding.cause not in causes or finding.worker != WORKER:
+    # Each worker has a server of its own, of the same number.
+    if finding.cause not in causes or WORKER not in (finding.worker, server_of(finding)):
         return False
     return (
         finding.step == STEP if is_of_step else finding.step is None or finding.step >= STEP or "of" in plant
