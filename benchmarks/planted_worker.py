@@ -11,9 +11,9 @@ from sglang_instrument.demo import engine, faults, worker
 from sglang_instrument.demo.options import DemoOptions, WorkerOrder
 
 STEP, WORKER = 4, 1  # of what happens in one step of one worker
-LATE_SEC, LOCK_SEC, SLOW_SEC, POOLED_SEC = 5.0, 3.0, 1.5, 0.4
-LONG = 350_000_000  # numbers that are added up in one call, which holds the interpreter's lock
-PATTERN, TEXT = re.compile(r"(a|aa)+$"), "a" * 33 + "b"
+LATE_SEC, LOCK_SEC, SLOW_SEC, POOLED_SEC = 8.0, 8.0, 5.0, 1.0
+LONG = 900_000_000  # numbers that are added up in one call, which holds the interpreter's lock
+PATTERN, TEXT = re.compile(r"(a|aa)+$"), "a" * 38 + "b"
 _lock = threading.Lock()
 
 
