@@ -35,6 +35,15 @@ OPEN_BLOCK: Final = "open_block"
 SCHEDULER_GAUGES: Final = "scheduler_gauges"
 #: A record of a request whose place in the batch another one of a higher priority took.
 SCHEDULER_PREEMPT: Final = "scheduler_preempt"
+#: A call that a trainer's gateway made for a black-box agent, and the role of such a process.
+GATEWAY_CALL: Final = "gateway_call"
+GATEWAY_ROLE: Final = "gateway"
+#: Roles whose processes cannot know the step; readers place their records by time.
+ENGINE_ROLES: Final = frozenset(
+    {"server", "scheduler", "tokenizer", "detokenizer", "controller", GATEWAY_ROLE}
+)
+#: A record of a forward pass, from SGLang's own stream of metrics.
+FORWARD_PASS: Final = "forward_pass"  # noqa: S105 - no password
 #: Records of a follower in `live/`: what the GPUs of its host are, and what they do, once a second.
 GPUS_OPENED: Final = "gpus_opened"
 GPU_GAUGES: Final = "gpu_gauges"
@@ -156,6 +165,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "scheduler_batch": EventKind("engine", reference=False),
     "scheduler_result": EventKind("engine", reference=False),
     "model_forward": EventKind("engine", reference=False),
+    FORWARD_PASS: EventKind("engine", instant=True, reference=False),
     "weights_update": EventKind("weights", reference=False),
     "memory_release": EventKind("weights", reference=False),
     "memory_resume": EventKind("weights", reference=False),
@@ -180,6 +190,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "environment_teardown": EventKind("environment", reference=False),
     "engine_start": EventKind("engine", reference=False),
     "server_generate": EventKind("engine", reference=False),
+    GATEWAY_CALL: EventKind("engine", reference=False),
     "generation_pause": EventKind("weights", reference=False),
     "generation_continue": EventKind("weights", reference=False),
     "reward_score": EventKind("reward", reference=False),

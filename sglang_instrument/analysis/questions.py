@@ -13,6 +13,7 @@ import polars as pl
 from sglang_instrument import __version__
 from sglang_instrument.analysis.advice.findings import findings_with_changes
 from sglang_instrument.analysis.answers.engine.call_times import paths_of
+from sglang_instrument.analysis.answers.engine.gateway_turns import with_gateway_turns
 from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
 from sglang_instrument.analysis.executors.executor import Progress
@@ -335,4 +336,4 @@ def open_run(
         InstrumentError: There is no such cluster, or its nodes lack this package.
         LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
-    return NotebookRun.open(path, progress, cached, on)
+    return with_gateway_turns(NotebookRun.open(path, progress, cached, on))

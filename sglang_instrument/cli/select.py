@@ -51,9 +51,10 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 def open_logs(args: argparse.Namespace, logs: Path, progress: Progress, files_alone: bool = False) -> Run:
     """Open a run on this machine, or where --ray says; `files_alone` as for `Run.open`."""
+    from sglang_instrument.analysis.answers.engine.gateway_turns import with_gateway_turns
     from sglang_instrument.analysis.run.opening import Run
 
-    run = Run.open(logs, progress, on=args.ray, files_alone=files_alone)
+    run = with_gateway_turns(Run.open(logs, progress, on=args.ray, files_alone=files_alone))
     vars(args).setdefault("opened", []).append(run)
     return run
 

@@ -27,6 +27,11 @@ for prompt in json.loads(sys.argv[2]):
     print(json.dumps(ids[0, len(prompt):].tolist()))
 """
 
+#: The records of a request with a short prompt.
+OF_A_REQUEST = [
+    *("engine_request", "engine_tokenize", "engine_send", "engine_wait"),
+    *("scheduler_receive", "scheduler_admit", "scheduler_first_tokens", "scheduler_finish"),
+]
 #: What `scheduler_finish` says of each request that ends in a batch, a list a field.
 ENDS = ("rids", "finish_reasons", "reply_tokens", "prefix_tokens")
 
@@ -110,9 +115,27 @@ def test_a_request_says_what_it_was_answered(killed):
         assert by_rid[rid]["finish_reason"] == "length"
 
 
+def test_a_request_is_eight_records_at_the_default_detail_and_no_more(killed):
+    """What a new source adds goes to `engine_detail="batches"`, or into fields of these records."""
+    recorded = {rid: [] for rid in RIDS}
+    others = set()
+    for records in killed.records.values():
+        for record in records:
+            extra = record.get("extra", {})
+            rids = extra.get("rids") or [extra.get("rid")]
+            for rid in set(rids) & set(RIDS):
+                recorded[rid].append(record["event"])
+            others |= {record["event"]} if rids == [None] else set()
+    assert {rid: sorted(events) for rid, events in recorded.items()} == dict.fromkeys(
+        RIDS, sorted(OF_A_REQUEST)
+    )
+    assert others <= {"engine_start", "scheduler_gauges"}
+
+
 def test_no_batch_is_recorded_unless_it_is_asked_for(killed):
     events = {record["event"] for records in killed.records.values() for record in records}
     assert events.isdisjoint({"scheduler_batch", "scheduler_result", "model_forward", "engine_output"})
+    assert events.isdisjoint({"forward_pass", "engine_detokenize"})
 
 
 def test_a_scheduler_that_is_killed_leaves_whole_lines(killed):

@@ -15,10 +15,12 @@ from sglang_instrument.analysis.answers.engine.requests import engine_requests
 from sglang_instrument.analysis.answers.requests import request_table
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.questions import open_run
+from sglang_instrument.cli.main import main
 
 pytestmark = pytest.mark.engine
 
 CALLS = 3  # of each agent
+TOKENS = 3  # of each reply
 #: By its key, the header that the gateway adds for an agent. That of key-1 names a span of the gateway's own,
 #: that of key-3 a trace of nobody's.
 TRACES = {f"key-{number}": f"00-{number + 1:032x}-{number + 7:016x}-01" for number in range(2)}
@@ -53,7 +55,7 @@ ROLLOUT = """
 AGENT = """
 import json, sys, urllib.request
 for number in range(%d):
-    body = {"model": "m", "prompt": [400 + number, 17, 18], "max_tokens": 3, "temperature": 0}
+    body = {"model": "m", "prompt": [400 + number, 17, 18], "max_tokens": %d, "temperature": 0}
     request = urllib.request.Request(sys.argv[1] + "/v1/completions", json.dumps(body).encode(),
         {"Content-Type": "application/json", "Authorization": "Bearer " + sys.argv[2]})
     urllib.request.urlopen(request, timeout=1200).read()
@@ -68,7 +70,7 @@ def run(served):
         served.log.parents[1], SGLANG_INSTRUMENT_RUN_ID="20261124T000000-two"
     )  # as the server's
     with gateway(served.server.url, HEADERS) as url:
-        arguments = [AGENT % CALLS, url, json.dumps(list(HEADERS)), json.dumps(TRACES)]
+        arguments = [AGENT % (CALLS, TOKENS), url, json.dumps(list(HEADERS)), json.dumps(TRACES)]
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(ROLLOUT), *arguments],
             env={**os.environ, **environment},
@@ -108,3 +110,27 @@ def test_servers_know_the_conversations(run):
     calls = server_calls(run)
     assert calls["request_id"].count() == 3 * CALLS
     assert len(calls) == CALLS * len(HEADERS)
+
+
+def test_each_call_of_an_agent_is_a_turn_of_its_request(run, capsys):
+    assert main(["turns", str(run.folder), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [(row["turn"], row["requests"], row["response_tokens"]) for row in answer["turns"]] == [
+        (turn, 3, 3 * TOKENS) for turn in range(CALLS)
+    ]
+    assert [(row["turns"], row["requests"]) for row in answer["counts"]] == [(CALLS, 3)]
+    table = request_table(run.everything)
+    calls = joined_calls(run)
+    for request in table.filter(table["turns"] == CALLS).to_dicts():
+        mine = calls.filter(calls["request_id"] == request["request_id"])
+        assert request["engine_sec"] == pytest.approx(mine["call_sec"].sum())
+        assert request["response_tokens"] == CALLS * TOKENS
+        assert request["finish_reason"] == mine.sort("called_us")["finish_reason"][-1]
+    assert table["turns"].drop_nulls().to_list() == [CALLS] * 3  # nothing is guessed for the others
+
+
+def test_turns_of_agents_are_in_sql(run, capsys):
+    query = "select request_id, count(*) as n from turns group by request_id order by request_id"
+    assert main(["sql", str(run.folder), query, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [tuple(row.values()) for row in rows["rows"]] == [(f"request of key-{n}", CALLS) for n in range(3)]

@@ -17,7 +17,8 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 REQUEST: Final = ["place", "request_id", "attempt"]
 _TURN: Final = [*REQUEST, "turn"]
 ENGINE: Final = list(KINDS).index("engine")
-_LEAST_OVERLAP_US: Final = 1_000  # logs of other projects round their times
+#: Calls that overlap by less follow one another: logs of other projects round their times.
+LEAST_OVERLAP_US: Final = 1_000
 _CALLS: Final = pl.col("kind") == ENGINE
 #: A call waits for its server before it: that is a part of the turn that the call begins.
 _WAITS: Final = _CALLS & (pl.col("event").cast(pl.String) == "server_wait")
@@ -63,7 +64,7 @@ def _numbered(parts: pl.DataFrame) -> pl.DataFrame:
         unnumbered
         & _CALLS
         & ~pl.col("has_numbers")
-        & (pl.col("reached_us") - pl.col("start_us") > _LEAST_OVERLAP_US)
+        & (pl.col("reached_us") - pl.col("start_us") > LEAST_OVERLAP_US)
     )
     mine = mine.with_columns(beside=beside.fill_null(False))
     by_log = pl.when(_CALLS).then("turn").forward_fill().over(REQUEST)
@@ -90,7 +91,7 @@ def _joined(parts: pl.DataFrame) -> pl.DataFrame:
     several = calls.filter(is_several).sort(*_TURN, "start_us", "end_us")
     reached_us = pl.col("end_us").cum_max().shift(1).over(_TURN)
     several = several.with_columns(overlap_us=(reached_us - pl.col("start_us")).fill_null(0))
-    beside = (pl.col("overlap_us") > _LEAST_OVERLAP_US).any().over(_TURN)
+    beside = (pl.col("overlap_us") > LEAST_OVERLAP_US).any().over(_TURN)
     sums = []
     for name in ("response_tokens", "verifications"):
         counts = pl.col(name).count().over(_TURN)

@@ -10,11 +10,10 @@ from sglang_instrument.analysis.reading.launches import Launch, joined
 from sglang_instrument.analysis.reading.liveness import is_alive
 from sglang_instrument.analysis.reading.processes import read_process
 from sglang_instrument.errors import LogError
+from sglang_instrument.schema import ENGINE_ROLES
 
 #: Folder in `processes` of the processes that recorded nothing so far, named by host and process id.
 REACHED: Final = "reached"
-#: Roles of processes that may have been started before the run, and go on after it.
-_OF_ENGINES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
 #: State of a process that is gone and did not close its log: killed, os._exit, abort or exec.
 ABRUPT: Final = "ended abruptly"
 
@@ -76,7 +75,7 @@ def read_processes(folder: Path) -> RunProcesses:
 def _newness(facts: Mapping[str, Any], written_at: float) -> tuple[bool, float, str]:
     """Return what orders runs: the last to begin among processes that know steps, else the last to write."""
     begin_us = facts.get("started_us")
-    knows_steps = facts.get("role") is not None and facts.get("role") not in _OF_ENGINES
+    knows_steps = facts.get("role") is not None and facts.get("role") not in ENGINE_ROLES
     begun = begin_us / 1e6 if knows_steps and isinstance(begin_us, int) else written_at
     return knows_steps, begun, str(facts.get("run_id"))
 

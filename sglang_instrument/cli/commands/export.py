@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_otlp(args: argparse.Namespace) -> int:
+    from sglang_instrument.analysis.answers.engine.gateway_turns import with_gateway_turns
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.cli import otlp_export
 
@@ -92,7 +93,7 @@ def _write_otlp(args: argparse.Namespace) -> int:
     if args.logs is None:
         raise InstrumentError("--otlp needs LOGS, the experiment's folder")
     with reading("steps") as progress:
-        opened = Run.open(args.logs)
+        opened = with_gateway_turns(Run.open(args.logs))
         steps = select.steps_of(opened, args, opened.everything)
         validate = args.validate or None
         said = otlp_export.write(args.otlp, opened, steps, validate, progress, force=args.force)

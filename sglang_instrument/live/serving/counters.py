@@ -15,7 +15,7 @@ import msgspec
 from sglang_instrument.live.state import Snapshot, Totals
 from sglang_instrument.regular_files import read_regular
 from sglang_instrument.safe_files.folder import SafeFolder
-from sglang_instrument.schema import PHASES
+from sglang_instrument.schema import ENGINE_ROLES, PHASES
 
 #: A counter: its name and the values of its labels, as in `LABELS`.
 Series = tuple[str, ...]
@@ -38,7 +38,6 @@ _OF_WORKER: Final = ("requests", "failed_requests", "tokens", "records", "lost_r
 _OF_SCHEDULER: Final = ("retractions", "preemptions", "aborts")
 _MOST_EVENTS: Final = 256  # names of events; the others are counted together
 _OTHERS: Final = "..."
-_SERVERS: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
 _DISK_SEC: Final = 2.0  # a disk that hangs delays an answer by so much, once
 
 
@@ -153,7 +152,7 @@ class Counters:
 def process_labels(role: str, worker: int | None) -> tuple[str, str, str]:
     """Return the values of the labels role, worker and server of a process."""
     rank = "" if worker is None else str(worker)
-    return (role, "", rank) if role in _SERVERS else (role, rank, "")
+    return (role, "", rank) if role in ENGINE_ROLES else (role, rank, "")
 
 
 def instance(host: str, port: int) -> str:

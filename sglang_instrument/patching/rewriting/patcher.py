@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from sglang_instrument.patching.code_constants import original_of
 from sglang_instrument.patching.places.loaded_modules import loaded_module, why_not_loaded
+from sglang_instrument.patching.places.main_module import main_with_targets
 from sglang_instrument.patching.places.targets import ResolvedTarget, find_target
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.probes.contract import ProbeContract
@@ -21,7 +23,7 @@ from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.overrides import FoundOverride, Overrides, origins_of, shared
 from sglang_instrument.patching.rewriting.sites import RegionRequest, Site, best_sites, without_function
 from sglang_instrument.patching.rewriting.swap import SwappedCode, SwappedEntry
-from sglang_instrument.patching.tables.regions import Origin, Patch, PatchTable, Target
+from sglang_instrument.patching.tables.regions import Origin, Patch, PatchTable, Target, targets_in
 from sglang_instrument.recording.safety.exception_origins import name_of_type
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.static_lookup import is_class
@@ -95,6 +97,7 @@ class Patcher:
         self._results: tuple[Site, ...] | None = None  # None: the sites have changed since
         #: Names of the modules that hold targets.
         self.modules = frozenset(name for table in self._tables for name in table.modules)
+        self._main = partial(main_with_targets, self.modules, partial(targets_in, self._tables))
 
     def install(self) -> None:
         """Patch the modules that are imported already, and later ones after their import."""
@@ -168,20 +171,23 @@ class Patcher:
         return [site if site.state == "found" else replace(site, expected=False) for site in sites]
 
     def find_overrides(self) -> None:
-        """Measure methods of new subclasses that override a target, unless another thread patches now.
+        """Measure methods of new subclasses that override a target, unless another thread patches now."""
+        self._unless_busy(self._patch_overrides)
 
-        To wait could be forever: the caller may be inside an import that the other thread needs.
-        """
+    def _unless_busy(self, work: Callable[[], None]) -> None:
+        """To wait could be forever: the caller may be inside an import that the other thread needs."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._installed:
-                    self._patch_overrides()
+                    work()
             finally:
                 self._lock.release()
 
     def _on_other_import(self, name: str) -> None:
         if self._overrides.is_watching:
             self._import_ends.expect(name)
+        if self._main().keys() - self._patched:
+            self._unless_busy(self._patch_ready)
 
     def _on_import(self, name: str, module: ModuleType) -> None:
         with self._lock:
@@ -193,7 +199,7 @@ class Patcher:
     def _patch_ready(self, also: Mapping[str, ModuleType] = MappingProxyType({})) -> None:
         """Patch modules that are imported and not patched yet; modules being imported call back later."""
         loaded = {name: module for name in self.modules if (module := loaded_module(name)) is not None}
-        ready = {**loaded, **also}
+        ready = {**loaded, **self._main(), **also}
         self._patch({name: module for name, module in ready.items() if name not in self._patched})
 
     def _patch_overrides(self) -> None:

@@ -1,6 +1,6 @@
 """The content of a patch table: functions, their regions, and what to record of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -147,3 +147,10 @@ class PatchTable:
     def modules(self) -> tuple[str, ...]:
         """The modules that hold targets, each once."""
         return tuple(dict.fromkeys(target.module for patch in self.patches for target in patch.targets))
+
+
+def targets_in(tables: Iterable[PatchTable], module: str) -> list[list[str]]:
+    """Return the names of the targets in a module, of each patch the candidates."""
+    patches = (patch for table in tables for patch in table.patches)
+    named = ([target.name for target in patch.targets if target.module == module] for patch in patches)
+    return [names for names in named if names]

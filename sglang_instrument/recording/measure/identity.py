@@ -7,9 +7,8 @@ from typing import Any, Final
 from sglang_instrument import launchers
 from sglang_instrument.recording.measure import ray_actor
 from sglang_instrument.recording.measure.values import Identifier, identifier, integer
+from sglang_instrument.schema import ENGINE_ROLES as ENGINE_ROLES
 
-#: Roles whose processes cannot know the step; readers place their records by time.
-ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
 #: The role of a process for which no role is set or learned.
 DEFAULT_ROLE: Final = "worker"
 #: A server gives its number and kind to its children here: a scheduler does not know its replica.

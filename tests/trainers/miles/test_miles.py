@@ -136,7 +136,7 @@ def test_turns_of_the_multi_turn_function_hold_their_engine_calls_and_tools(roll
 
 def test_an_agent_behind_a_session_server_is_one_loop_without_turns(rolled):
     run, file = rolled("agent"), "step_5/worker_0.jsonl"
-    assert {agent["session"] for agent in run.extras("agent_run", file)} == {"session-1"}
+    assert {agent["session"] for agent in run.extras("agent_request", file)} == {"session-1"}
     assert {collected["samples"] for collected in run.extras("samples_collect", file)} == {1}
     assert run.of("turn_engine_call", file) == []
 

@@ -26,6 +26,7 @@ class EngineRequest:
     cached_host_tokens: int | None = None
     cached_storage_tokens: int | None = None
     completion_tokens: int | None = None
+    verifications: int | None = None
     finish_reason: str | None = None
     aborted_at_tokens: int | None = None
     retracted_tokens: int | None = None
@@ -58,6 +59,7 @@ class EngineRequest:
             "cached_storage_tokens": _first_known(reader.cached_storage_tokens, self.cached_storage_tokens),
             "bootstrap_sec": reader.bootstrap_sec,
             "completion_tokens": self._generated,
+            "verifications": self.verifications,
             "finish_reason": self.finish_reason,
             "retracted_tokens": self.retracted_tokens,
             "retractions": None if self.arrived is None else self._retractions,

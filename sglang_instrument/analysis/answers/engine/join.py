@@ -99,7 +99,7 @@ def callers(run: Run, files: Sequence[File], requests: pl.DataFrame) -> pl.DataF
     ]
     table = with_names(pl.DataFrame(rows, schema=CALLS, strict=False), requests)
     table = table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
-    through_gateways = gateway_calls(run)
+    through_gateways = gateway_calls(run).select(*CALLS)
     if through_gateways.is_empty():
         return table
     places = {(file.place.step, file.place.validate, file.place.worker) for file in files if file.place}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields
 from sglang_instrument.analysis.run.newest_records import newest_records
+from sglang_instrument.schema import GATEWAY_ROLE
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
@@ -34,4 +35,13 @@ def iter_records(
 
 def engine_files(run: Run) -> list[File]:
     """Return the files of the engine's own processes."""
+    return [file for file in _without_step(run) if file.place and file.place.role != GATEWAY_ROLE]
+
+
+def gateway_files(run: Run) -> list[File]:
+    """Return the files of a trainer's gateways, which speak to engines for black-box agents."""
+    return [file for file in _without_step(run) if file.place and file.place.role == GATEWAY_ROLE]
+
+
+def _without_step(run: Run) -> list[File]:
     return [file for file in run.files if file.place is not None and file.place.folder == "engine"]

@@ -46,6 +46,7 @@ _SCHEMA: Final[dict[str, Any]] = {
     "cached_host_tokens": pl.Int64,
     "cached_storage_tokens": pl.Int64,
     "completion_tokens": pl.Int64,
+    "verifications": pl.Int64,
     "finish_reason": pl.String,
     "retracted_tokens": pl.Int64,
 }
@@ -87,8 +88,9 @@ def engine_requests(run: Run, files: Sequence[File] | None = None) -> pl.DataFra
         bootstrap_sec until that server had room; retracted_sec: from a retraction to the next token, in no
         other part; retractions, after which retracted_tokens were computed again;
         prompt_tokens, of which cached_tokens were in the cache, and of these cached_host_tokens in the host's
-        memory, cached_storage_tokens in a store beyond it; completion_tokens; finish_reason. Null where
-        nothing was logged. SGLang's own health checks are left out.
+        memory, cached_storage_tokens in a store beyond it; completion_tokens; verifications: passes that
+        checked drafted tokens; finish_reason. Null where nothing was logged. SGLang's own health checks are
+        left out.
     """
     requests: dict[str, EngineRequest] = {}
     halves: dict[str, EngineRequest] = {}
@@ -233,8 +235,9 @@ def _on_request(request: EngineRequest, line: Line, fields: EngineFields, name: 
     if not request.is_of_list:  # a list has the sums of all
         request.completion_tokens = _known(fields.completion_tokens, request.completion_tokens)
         request.cached_tokens = _known(fields.cached_tokens, request.cached_tokens)
-        request.cached_host_tokens = number(fields.cached_host_tokens)
-        request.cached_storage_tokens = number(fields.cached_storage_tokens)
+        request.cached_host_tokens = _known(fields.cached_host_tokens, request.cached_host_tokens)
+        request.cached_storage_tokens = _known(fields.cached_storage_tokens, request.cached_storage_tokens)
+        request.verifications = _known(fields.spec_verify_ct, request.verifications)
         reason = fields.finish_reason
         request.finish_reason = reason if isinstance(reason, str) else request.finish_reason
         if request.prompt_tokens is None:
@@ -294,6 +297,12 @@ def _on_finish(request: EngineRequest, line: Line, fields: EngineFields, name: s
     if request.completion_tokens is None:
         request.completion_tokens = number(of_request(request.rid, fields, fields.reply_tokens))
         request.cached_tokens = number(of_request(request.rid, fields, fields.prefix_tokens))
+    if request.cached_host_tokens is None:
+        request.cached_host_tokens = number(of_request(request.rid, fields, fields.host_tokens))
+    if request.cached_storage_tokens is None:
+        request.cached_storage_tokens = number(of_request(request.rid, fields, fields.storage_tokens))
+    if request.verifications is None:
+        request.verifications = number(of_request(request.rid, fields, fields.verifications))
     reason = of_request(request.rid, fields, fields.finish_reasons)
     request.finish_reason = reason if isinstance(reason, str) else request.finish_reason
 

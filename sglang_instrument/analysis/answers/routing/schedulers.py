@@ -9,6 +9,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine.join import has_engine_logs, with_step
 from sglang_instrument.analysis.answers.engine.records import engine_files
 from sglang_instrument.analysis.answers.engine.requests import called_requests
+from sglang_instrument.analysis.answers.routing.forward_passes import busy_table
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.reading.records.engine_fields import EngineFields, rids_of
 from sglang_instrument.analysis.run.newest_records import newest_records
@@ -36,6 +37,8 @@ _SCHEMA: Final[dict[str, Any]] = {
     **dict.fromkeys(("requests", "prompt_tokens", "cached_tokens"), pl.Int64),
     **dict.fromkeys(("cached_host_tokens", "cached_storage_tokens"), pl.Int64),
     **dict.fromkeys(("retractions", "retracted_tokens", "preemptions", "aborts"), pl.Int64),
+    "forward_passes": pl.Int64,
+    **dict.fromkeys(("forward_sec", "forward_share"), pl.Float64),
 }
 
 
@@ -51,7 +54,8 @@ def scheduler_table(run: Run, chosen: pl.Expr | None = None) -> pl.DataFrame:
         requests; kv_cache_used_share_mean, kv_cache_used_share_max; requests that it ran; prompt_tokens, of
         which cached_tokens were in the cache: of them cached_host_tokens in the host's memory,
         cached_storage_tokens in a store beyond it; retractions, after which retracted_tokens were computed
-        again; preemptions; aborts: requests that ended so. Null where it was not logged.
+        again; preemptions; aborts: requests that ended so; the columns of `forward_passes.busy_table`. Null
+        where it was not logged.
     """
     rows = _gauged(chosen_gauges(run, chosen))
     if has_engine_logs(run):
@@ -60,6 +64,7 @@ def scheduler_table(run: Run, chosen: pl.Expr | None = None) -> pl.DataFrame:
         requests = requests if chosen is None else requests.filter(chosen)
         rows = rows.join(_counted(requests), on="scheduler", how="full", coalesce=True)
         rows = rows.join(_preemptions(run, requests), on="scheduler", how="left")
+        rows = rows.join(busy_table(run, chosen), on="scheduler", how="full", coalesce=True)
     lacking = [pl.lit(None, kind).alias(name) for name, kind in _SCHEMA.items() if name not in rows.columns]
     columns = [pl.col(name).cast(kind) for name, kind in _SCHEMA.items()]
     return rows.with_columns(lacking).select(columns).sort("scheduler")

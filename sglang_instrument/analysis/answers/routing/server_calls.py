@@ -29,6 +29,8 @@ _CALL: Final = "turn_engine_call"
 _PREPARED: Final = "engine_tokenize"
 _TIMES: Final = ("queue_sec", "prefill_sec", "transfer_sec", "decode_sec")
 _SIZES: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
+#: What a gateway's call has of these.
+_OF_GATEWAYS: Final = ("rid", "step", "validate", "worker", "request_id", "turn", "called_us", "caller_sec")
 CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,
     "server": pl.String,
@@ -134,7 +136,7 @@ def _called(run: Run, served: pl.DataFrame) -> pl.DataFrame:
     of_replies = table.group_by("rid").agg(pl.col(name).drop_nulls().first() for name in reported)
     outermost = table.sort("caller_sec", descending=True).unique("rid", keep="first", maintain_order=True)
     known = outermost.drop(reported).join(of_replies, on="rid", how="left", maintain_order="left")
-    others = gateway_calls(run).drop("event").rename({"call_sec": "caller_sec"})
+    others = gateway_calls(run).rename({"call_sec": "caller_sec"}).select(_OF_GATEWAYS)
     return pl.concat([known, others.join(known, on="rid", how="anti")], how="diagonal")
 
 

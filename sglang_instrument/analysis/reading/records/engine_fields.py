@@ -34,6 +34,10 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
     finish_reasons: Any = None
     reply_tokens: Any = None
     prefix_tokens: Any = None
+    host_tokens: Any = None
+    storage_tokens: Any = None
+    verifications: Any = None
+    spec_verify_ct: Any = None
     tokens: Any = None
     queue_time: float | None = None
     retractions: Integer | None = None
@@ -41,6 +45,8 @@ class EngineFields(Fields, gc=False, omit_defaults=True):
     mode: Any = None
     traceparent: Any = None
     request_header: Any = None
+    session: Any = None
+    weight_version: Any = None
     room: Any = None
     bootstrapping: Count | None = None
     waiting: Count | None = None

@@ -59,6 +59,9 @@ _RETRACTIONS: Final = Column(
 _PROMPT: Final = Column("prompt_tokens", "tokens of the prompt", "count", 2, former_title="prompt")
 _CACHED: Final = Column("cached_tokens", "of these, tokens that were in the cache", "count", 5)
 _COMPLETION: Final = Column("completion_tokens", "tokens of the reply", "count", former_title="written")
+_VERIFICATIONS: Final = Column(
+    "verifications", "passes of the model that checked drafted tokens", "count", gives_way=6, if_any=True
+)
 _RID: Final = Column("rid", "the engine's id of the request")
 _TURN: Final = Column("turn", "the turn that called", "ordinal")
 
@@ -109,6 +112,7 @@ ENGINE_REQUESTS: Final = Table(
             terminal=False,
         ),
         _COMPLETION,
+        _VERIFICATIONS,
         Column("finish_reason", "why the reply ended", gives_way=6),
     ),
 )

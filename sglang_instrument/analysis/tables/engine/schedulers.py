@@ -81,5 +81,20 @@ SCHEDULERS: Final = Table(
             if_any=True,
         ),
         Column("aborts", "requests that were aborted", "count", if_any=True),
+        Column(
+            "forward_passes",
+            "batches that the model ran, as SGLang's stream of metrics tells (--enable-forward-pass-metrics)",
+            "count",
+            terminal=False,
+        ),
+        Column("forward_sec", "their time on the GPU", "time", terminal=False),
+        Column(
+            "forward_share",
+            "of the time from one of them to the next, less than a second, that in which the GPU ran one; in "
+            "the rest it waited for the CPU",
+            "share",
+            if_any=True,
+            title="on GPU",
+        ),
     ),
 )
