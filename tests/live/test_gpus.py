@@ -7,6 +7,7 @@ import json
 import time
 
 import pytest
+from awaited import wait_for
 from nvml_stand_in import OldStandInForNvml, StandInForNvml
 
 import sglang_instrument
@@ -90,7 +91,7 @@ def test_the_run_s_folder_gets_a_record_a_second_which_sql_reads(folder, capsys)
 def test_the_follower_that_holds_the_lock_writes_alone(tmp_path):
     first = GpuSampler(tmp_path, lambda: Nvml(StandInForNvml()))
     first.want("run-1", is_running=True)
-    first.wait(30)
+    wait_for(lambda: gpus_opened(tmp_path), "the first follower writes nothing")
     second = GpuSampler(tmp_path, lambda: Nvml(StandInForNvml()))
     second.want("run-1", is_running=True)
     second.wait(30)
