@@ -15,7 +15,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.timing.open_spans import integral
-from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
+from sglang_instrument.analysis.verdict.evidence.effects import FEWEST_STEPS, SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.servers.held_calls import held_by_updates
 from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 
@@ -139,17 +139,27 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
     Returns:
         step, validate, server; mean_sec: of a call; off: the logarithm of how many times as long as at the
         other servers of the step (their median) the part took; spread: of `off` about its server's
-        middle, or from step to step, whichever is smaller; peers: how many other servers.
+        middle, or from step to step, whichever is smaller; peers: how many other servers; is_alone: whether
+        one worker alone calls it, and calls no other.
     """
     floor = FLOOR_SEC[part]
+    is_alone = (pl.col("worker").n_unique().over("server") == 1) & (
+        pl.col("server").n_unique().over("worker") == 1
+    )
     if part == "decode":
         calls = calls.filter((pl.col("tokens") >= _FEWEST_TOKENS) & (pl.col("decode_usual_sec") > 0))
         value = (pl.col("decode_sec").sum() / pl.col("decode_usual_sec").sum()).log()
     else:
         value = (pl.col(f"{part}_sec").mean() + floor).log()
     cells = (
-        calls.group_by(*STEP, "server")
-        .agg(value=value, mean_sec=pl.col(f"{part}_sec").mean(), calls=pl.len())
+        calls.with_columns(is_alone=is_alone)
+        .group_by(*STEP, "server")
+        .agg(
+            value=value,
+            mean_sec=pl.col(f"{part}_sec").mean(),
+            calls=pl.len(),
+            is_alone=pl.col("is_alone").all(),
+        )
         .filter(pl.col("calls") >= _FEWEST)
         .sort(*STEP, "server")
     )
@@ -182,4 +192,19 @@ def slow_cells(cells: pl.DataFrame, part: str) -> pl.DataFrame:
     least = pl.max_horizontal(
         _SPREADS.get(part, SPREADS) * pl.col("spread"), pl.lit(float(np.log(TIMES[part])))
     )
+    if part == "queue":
+        return cells.filter((pl.col("off") > least) | _queued_in_all(cells))
     return cells.filter(pl.col("off") > least)
+
+
+def _queued_in_all(cells: pl.DataFrame) -> pl.Series:
+    """Return which rows are of a server with a queue in each step, though by another factor each time.
+
+    The mean over n steps varies less than that of a step, by the square root of n. Only the server of a
+    worker of its own is judged so: what a router sends to others may differ in each step.
+    """
+    off, of_server = pl.col("off"), ["validate", "server"]
+    apart = float(np.log(TIMES["queue"]))
+    least = pl.max_horizontal(SPREADS * pl.col("spread") / pl.len().cast(pl.Float64).sqrt(), pl.lit(apart))
+    always = (pl.len() >= FEWEST_STEPS) & (off.min() > apart) & (off.median() > least.first())
+    return cells.select((always & pl.col("is_alone").all()).over(of_server)).to_series()
