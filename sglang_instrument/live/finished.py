@@ -20,6 +20,7 @@ from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import only_files
 from sglang_instrument.analysis.executors.local import LocalExecutor, list_files
+from sglang_instrument.analysis.outlook.hours_left import TrainingLeft
 from sglang_instrument.analysis.reading.files import (
     File,
     RunFiles,
@@ -33,7 +34,6 @@ from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question
 from sglang_instrument.live.counting.counts import folder_of
 from sglang_instrument.live.counting.endings import OTHER_ROLES
-from sglang_instrument.live.forecasting.training_left import TrainingLeft
 from sglang_instrument.live.scalars import Ledgers, step_done
 from sglang_instrument.live.state import StepDone
 

@@ -29,6 +29,7 @@ WORDS = {
     "extras",
     "part_colours",
     "kernel_names",
+    "prompt_prefixes",
     "processors",
     "whole_commands",
 }
@@ -173,7 +174,8 @@ MAY_IMPORT = {
     "live.forecasting": {"words"},
     "live.outside": READING | {"words", "safe_files"},
     "live.problems": {"words", "live.counting", "live.forecasting", "live.outside"},
-    "live": ANSWERS | {"live.counting", "live.forecasting", "live.outside", "live.problems"},
+    "live": ANSWERS
+    | {"analysis.outlook", "live.counting", "live.forecasting", "live.outside", "live.problems"},
     "live.serving": {"words", "safe_files", "analysis.answers", "live"},
     "live.terminal": READING | {"words", "live", "live.counting"},
     "traces": {"words"},

@@ -5,12 +5,12 @@ from array import array
 
 import pytest
 
-from sglang_instrument.patching.tables.prompt_prefixes import MOST_BLOCKS, block_tokens, prefix_hashes
-from sglang_instrument.twin.agendas.prefixes import Prefixes, common_tokens, shared_tokens
+from sglang_instrument.prompt_prefixes import MOST_BLOCKS, block_tokens, prefix_hashes
+from sglang_instrument.twin.agendas.prefixes import PromptPrefixes, common_tokens, shared_tokens
 
 
 def of(tokens):
-    return Prefixes(len(tokens), tuple(prefix_hashes(tokens)))
+    return PromptPrefixes(len(tokens), tuple(prefix_hashes(tokens)))
 
 
 def drawn(dice, length):

@@ -16,7 +16,7 @@ from sglang_instrument.analysis.changes.statistics import first_is_cold
 from sglang_instrument.analysis.ledger.loop import Loop
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 from sglang_instrument.analysis.outlook.trend import FEWEST, FutureSteps, future_of
-from sglang_instrument.analysis.settings.main_settings import values_of
+from sglang_instrument.analysis.settings.main_settings import first_number, total_steps
 from sglang_instrument.analysis.settings.recorded import Setting, settings_of_run
 from sglang_instrument.errors import InstrumentError, LogError
 
@@ -27,7 +27,6 @@ _LOW: Final = 0.1  # quantiles of the 80 % interval
 _HIGH: Final = 0.9
 _MILESTONES: Final = 10
 _MOST_CUT: Final = 0.2  # of the responses: caps that cut more are not listed
-_TOTALS: Final = ("total_training_steps", "num_rollout", "max_steps", "max_num_steps")
 _GPUS: Final = (
     ("n_gpus_per_node", "nnodes"),
     ("num_gpus_per_node", "num_nodes"),
@@ -155,23 +154,10 @@ def _complete(run: "Run", loop: Loop) -> pl.DataFrame:
     return steps.slice(1) if cold else steps
 
 
-def total_steps(settings: Sequence[Setting]) -> int | None:
-    """Return how many steps a training has by its settings; None if none says it."""
-    return _number(settings, _TOTALS)
-
-
-def _number(settings: Sequence[Setting], names: Sequence[str]) -> int | None:
-    """Return the value of the first of these settings that is a number above 0."""
-    for value in (value for name in names for value in values_of(settings, name)):
-        if isinstance(value, int) and value is not True and value > 0:
-            return value
-    return None
-
-
 def _gpus(run: "Run", settings: Sequence[Setting]) -> int | None:
     """Return how many GPUs a run has: nodes times GPUs of each, else those whose gauges were read."""
     for of_node, nodes in _GPUS:
-        each, count = _number(settings, (of_node,)), _number(settings, (nodes,))
+        each, count = first_number(settings, (of_node,)), first_number(settings, (nodes,))
         if each and count:
             return each * count
     gauges = gpu_table(run)

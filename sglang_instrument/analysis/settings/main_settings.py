@@ -5,6 +5,7 @@ from typing import Final
 
 from sglang_instrument.analysis.settings.recorded import Setting, Value
 
+_TOTALS: Final = ("total_training_steps", "num_rollout", "max_steps", "max_num_steps")
 #: What is shown, and the last parts of the names under which engines and trainers have it.
 _CHOSEN: Final[dict[str, tuple[str, ...]]] = {
     "tp": ("tp_size", "tensor_model_parallel_size", "rollout_num_gpus_per_engine"),
@@ -61,6 +62,19 @@ def values_of(settings: Sequence[Setting], name: str) -> list[Value]:
         name: The short name of a main setting, or the last parts of any name, such as "rollout.n".
     """
     return next(filter(None, (_values_of(settings, last) for last in _CHOSEN.get(name, (name,)))), [])
+
+
+def total_steps(settings: Sequence[Setting]) -> int | None:
+    """Return how many steps a training has by its settings; None if none says it."""
+    return first_number(settings, _TOTALS)
+
+
+def first_number(settings: Sequence[Setting], names: Sequence[str]) -> int | None:
+    """Return the value of the first of these settings that is a number above 0."""
+    for value in (value for name in names for value in values_of(settings, name)):
+        if isinstance(value, int) and value is not True and value > 0:
+            return value
+    return None
 
 
 def _values_of(settings: Sequence[Setting], name: str) -> list[Value]:

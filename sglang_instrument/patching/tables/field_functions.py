@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sglang_instrument.patching.pickling import Reduced, reduce_with_stand_in
-from sglang_instrument.patching.tables.prompt_prefixes import prefix_hashes
 from sglang_instrument.patching.tables.request_header import named_header
+from sglang_instrument.prompt_prefixes import prefix_hashes
 from sglang_instrument.recording.safety.traced_values import is_traced
 
 Measure = Callable[[Any], Any]

@@ -152,8 +152,8 @@ def thinned(agenda: Agenda, every: int = 1, server: str | None = None) -> Agenda
                 for worker, limit in step.limits.items()
             }
             if requests:
-                kept = replace(step, requests=requests, limits=limits)
-                yield replace(kept, enough=_share_of(step, kept))
+                thin = replace(step, requests=requests, limits=limits)
+                yield replace(thin, enough=_share_of(step, thin))
 
     return Agenda(steps, (*agenda.missing, *note))
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sglang_instrument.patching.tables.prompt_prefixes import block_tokens
+from sglang_instrument.prompt_prefixes import block_tokens
 
 _MOST_GROUPS = 0.5  # of the groups begin with what counts as common
 
 
 @dataclass(frozen=True, slots=True)
-class Prefixes:
+class PromptPrefixes:
     """The hashes of a prompt's beginnings.
 
     Attributes:
@@ -38,7 +38,7 @@ class Prefixes:
         }
 
 
-def shared_tokens(first: Prefixes, second: Prefixes) -> tuple[int, int]:
+def shared_tokens(first: PromptPrefixes, second: PromptPrefixes) -> tuple[int, int]:
     """Return between how many tokens the beginnings of two prompts are the same.
 
     Returns:
@@ -54,7 +54,7 @@ def shared_tokens(first: Prefixes, second: Prefixes) -> tuple[int, int]:
     return same, differing
 
 
-def common_tokens(prompts: Iterable[Prefixes]) -> int:
+def common_tokens(prompts: Iterable[PromptPrefixes]) -> int:
     """Return with how many tokens most of these prompts begin, one of each group; whole blocks only."""
     known = [prompt for prompt in prompts if prompt.hashes]
     if len(known) < 2:

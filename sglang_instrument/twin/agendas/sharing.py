@@ -13,7 +13,7 @@ from sglang_instrument.analysis.reading.records.engine_fields import caller_rid,
 from sglang_instrument.analysis.reading.records.fields import Fields
 from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.twin.agendas.planned import AgendaTurn, Sampling
-from sglang_instrument.twin.agendas.prefixes import Prefixes, common_tokens, shared_tokens
+from sglang_instrument.twin.agendas.prefixes import PromptPrefixes, common_tokens, shared_tokens
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -55,7 +55,7 @@ class Cache:
     """
 
     nodes: dict[str, tuple[str, int]] = field(default_factory=dict)
-    prefixes: dict[str, Prefixes] = field(default_factory=dict)
+    prefixes: dict[str, PromptPrefixes] = field(default_factory=dict)
     page_tokens: int = 1
     full_us: list[int] = field(default_factory=list)
     flushed_us: list[int] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Cache:
                 self.full_us.append(moment)
         tokens = count(fields.prompt_tokens)
         if event == _RECEIVED and isinstance(fields.rid, str) and tokens and fields.prefixes:
-            self.prefixes[caller_rid(fields.rid)] = Prefixes(tokens, tuple(fields.prefixes))
+            self.prefixes[caller_rid(fields.rid)] = PromptPrefixes(tokens, tuple(fields.prefixes))
         if event == _FIRST_TOKENS and isinstance(fields.rids, list) and isinstance(fields.nodes, list):
             for rid, node in zip(fields.rids, fields.nodes, strict=False):
                 if isinstance(rid, str) and type(node) is int:

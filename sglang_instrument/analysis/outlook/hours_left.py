@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from sglang_instrument.analysis.changes.statistics import first_is_cold
 from sglang_instrument.analysis.outlook.trend import FEWEST, seconds_left
-from sglang_instrument.analysis.outlook.whole_run import total_steps
 from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.settings.main_settings import total_steps
 from sglang_instrument.analysis.settings.recorded import settings_of_run
 
 _SHARES: Final = {"left_hours": 0.5, "left_hours_low": 0.1, "left_hours_high": 0.9}
