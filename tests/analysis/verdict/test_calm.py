@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from made_workers import Step, Worker, write_worker, written
 from sglang_instrument.analysis import open_run, step_table, step_windows, worker_ledger
 from sglang_instrument.analysis.verdict.verdict import Verdict, judge
 from sglang_instrument.cli.main import main
+from sglang_instrument.report.html.overview import Overview
 from sglang_instrument.report.html.story import story
 from sglang_instrument.testing.synthetic import synthetic_run
 
@@ -114,7 +116,8 @@ def test_the_badge_of_the_report_is_green_only_if_the_verdict_is_calm(
 ) -> None:
     written(tmp_path, steps_of(lengths, workers=2), {})
     run = open_run(tmp_path)
-    assert story(run, step_table(run.digest), judge(run, over=False))["clean"] is clean
+    overview = replace(Overview.of(run), verdict=judge(run, over=False))
+    assert story(run, overview)["clean"] is clean
 
 
 def launched(folder: Path, launches: dict[int, str]) -> None:
