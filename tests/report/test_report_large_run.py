@@ -10,7 +10,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.ledger.ledger import step_windows
 from sglang_instrument.analysis.long_runs import pieces
 from sglang_instrument.analysis.long_runs.pieces import large_run
-from sglang_instrument.analysis.long_runs.some_steps import open_steps
+from sglang_instrument.analysis.long_runs.some_steps import only_steps, open_steps, steps_worth_reading
 from sglang_instrument.analysis.long_runs.summary import summarise
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -39,8 +39,8 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def too_large(monkeypatch):
-    """Let a run of more than 60 files be too large."""
-    monkeypatch.setattr(pieces, "MOST_FILES", 60)
+    """Let a run of more than 120 files be too large."""
+    monkeypatch.setattr(pieces, "MOST_FILES", 120)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def reports(run):
     folder = run.parent
     assert main(["report", str(run), "-o", str(folder / "whole.html")]) == 0
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pieces, "MOST_FILES", 60)
+        patched.setattr(pieces, "MOST_FILES", 120)
         assert main(["report", str(run), "-o", str(folder / "some.html")]) == 0
     return folder / "whole.html", folder / "some.html"
 
@@ -75,7 +75,7 @@ def test_the_page_says_of_which_steps_it_is(page, reports):
     assert page.open(whole).js(SCOPES) == []
     sections, words = zip(*page.open(some).js(SCOPES), strict=True)
     assert words[0].startswith("The log is too large to be read at once.")
-    assert {"Of 9 of the 60 steps.", "The rewards are of 9 of the 60 steps."} == set(words[1:])
+    assert {"Of 19 of the 60 steps.", "The rewards are of 19 of the 60 steps."} == set(words[1:])
     assert {"durations", "turns", "timeline"} < set(sections)
     assert "steps" not in sections
 
@@ -95,6 +95,16 @@ def test_a_step_that_is_asked_for_is_read(run, too_large, tmp_path, capsys):
 def test_a_step_that_is_not_there_is_refused(run, too_large, tmp_path, capsys):
     assert main(["report", str(run), "-o", str(tmp_path / "none.html"), "--step", "77"]) == 2
     assert "no step 77; there are 60, the nearest: 58, 59, 60" in capsys.readouterr().err
+
+
+def test_what_a_setting_saves_is_simulated_on_steps_at_equal_distances(run, too_large):
+    large = large_run(run, None, by_step=True)
+    summary = summarise(large)
+    chosen = steps_worth_reading(large, summary, [3])
+    assert {3, 4, 1, STEPS} <= set(chosen.steps)
+    assert {16, 17, 31, 32, 46, 47} <= set(chosen.spread) < set(chosen.steps)
+    part = open_steps(large, summary, chosen.steps)
+    assert only_steps(part, chosen.spread).steps == chosen.spread
 
 
 def test_the_time_until_the_next_step_is_that_of_the_whole_run(run, too_large):

@@ -1,7 +1,7 @@
 """Open some steps of a run that is too large to be read as a whole, for answers that need single requests."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final
 
@@ -18,8 +18,21 @@ _MOST: Final = 12  # steps with a finding, and as many of the slowest
 _SPREAD: Final = 256  # steps at equal distances, as far as there is room
 
 
-def steps_worth_reading(run: LongRun, summary: LongSummary, asked: Iterable[int]) -> list[int]:
-    """Return steps of a long run that together are small enough to be read as a whole, in order.
+@dataclass(frozen=True)
+class ChosenSteps:
+    """Steps of a long run that together are small enough to be read as a whole.
+
+    Attributes:
+        steps: Their numbers, in order.
+        spread: Those of them that lie at equal distances: what holds for them holds for the run.
+    """
+
+    steps: list[int]
+    spread: list[int]
+
+
+def steps_worth_reading(run: LongRun, summary: LongSummary, asked: Iterable[int]) -> ChosenSteps:
+    """Choose steps of a long run, each with the step that follows it, as far as there is room.
 
     Args:
         run: The run, prepared.
@@ -28,34 +41,48 @@ def steps_worth_reading(run: LongRun, summary: LongSummary, asked: Iterable[int]
 
     Returns:
         Those that were asked for, the first and the last, those with a finding, the slowest, and others at
-        equal distances, each with the step that follows it, as far as there is room.
+        equal distances.
     """
-    numbers = [step for step in run.folders_by_step if step in set(summary.rows["step"])]
+    counting = set(summary.rows["step"])
+    numbers = [step for step in run.folders_by_step if step in counting]
     follower = dict(pairwise(numbers))
-    asked = [step for step in asked if step in run.folders_by_step]
-    most_files, most_bytes = pieces.MOST_FILES // 2, pieces.MOST_BYTES // 2
+    wanted = [step for step in asked if step in run.folders_by_step]
     chosen: set[int] = set()
+    spread: set[int] = set()
     files = text = 0
-    for step in chain(asked, _in_order_of_worth(summary, numbers)):
-        more = {step, follower.get(step, step)} - chosen
-        size = run.size_of([name for added in more for name in run.folders_by_step[added]])
-        if step in asked or (files + size.files <= most_files and text + size.text <= most_bytes):
-            chosen |= more
+    for step, is_spread in chain(((step, False) for step in wanted), _in_order_of_worth(summary, numbers)):
+        both = {step, follower.get(step, step)}
+        size = run.size_of([name for added in both - chosen for name in run.folders_by_step[added]])
+        share = 2 if is_spread else 4  # so that half of the room is for steps at equal distances
+        fits = (
+            files + size.files <= pieces.MOST_FILES // share
+            and text + size.text <= pieces.MOST_BYTES // share
+        )
+        if is_spread and not fits:
+            break
+        if fits or step in wanted:
+            chosen |= both
+            spread |= both if is_spread else set()
             files, text = files + size.files, text + size.text
-    return sorted(chosen)
+    return ChosenSteps(sorted(chosen), sorted(spread))
 
 
-def _in_order_of_worth(summary: LongSummary, numbers: list[int]) -> Iterator[int]:
-    """Yield steps, those that are looked at first before those that stand for the others."""
-    yield from (numbers[0], numbers[-1])
+def _in_order_of_worth(summary: LongSummary, numbers: list[int]) -> Iterator[tuple[int, bool]]:
+    """Yield steps, and whether they are some at equal distances: these come last."""
+    yield from ((step, False) for step in (numbers[0], numbers[-1]))
     named = [finding.step for finding in summary.findings if finding.step is not None]
     slowest = summary.rows.sort("duration_sec", descending=True, nulls_last=True)["step"].to_list()
     for steps in (named, slowest):
-        yield from list(dict.fromkeys(steps))[:_MOST]
+        yield from ((step, False) for step in list(dict.fromkeys(steps))[:_MOST])
     apart: float = len(numbers)
     while apart > 1 and len(numbers) / apart <= _SPREAD:  # halves, quarters, eighths
         apart /= 2
-        yield from (numbers[round(place * apart)] for place in range(1, round(len(numbers) / apart)))
+        yield from ((numbers[round(place * apart)], True) for place in range(1, round(len(numbers) / apart)))
+
+
+def only_steps(run: Run, steps: Collection[int]) -> Run:
+    """Return a run as if it had only some of its steps."""
+    return replace(run, everything=run.everything.filter(pl.col("step").is_in(list(steps))))
 
 
 def open_steps(run: LongRun, summary: LongSummary, steps: Collection[int]) -> Run:

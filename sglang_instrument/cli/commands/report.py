@@ -95,7 +95,7 @@ def _opened(args: argparse.Namespace, progress: Progress) -> tuple[Run, Overview
     """Return the run, or the steps of a large one that are read in detail with an overview of all."""
     from sglang_instrument.analysis.existing import existing_numbers
     from sglang_instrument.analysis.long_runs.pieces import large_run
-    from sglang_instrument.analysis.long_runs.some_steps import open_steps, steps_worth_reading
+    from sglang_instrument.analysis.long_runs.some_steps import only_steps, open_steps, steps_worth_reading
     from sglang_instrument.analysis.long_runs.summary import summarise
     from sglang_instrument.report.html.overview import Overview
 
@@ -105,9 +105,10 @@ def _opened(args: argparse.Namespace, progress: Progress) -> tuple[Run, Overview
     summary = summarise(long, progress)
     trained = summary.rows.filter(validate=False)["step"]
     asked = [step for few in args.step or () for step in existing_numbers(summary.name, "step", few, trained)]
-    part = open_steps(long, summary, steps_worth_reading(long, summary, asked))
+    chosen = steps_worth_reading(long, summary, asked)
+    part = open_steps(long, summary, chosen.steps)
     vars(args).update(lost=summary.lost, opened=[part])
-    return part, Overview.of_long(long, summary, part)
+    return part, Overview.of_long(long, summary, part, only_steps(part, chosen.spread))
 
 
 def _steps(opened: Run, asked: Sequence[range]) -> list[int]:

@@ -86,7 +86,7 @@ def write_report(
     """
     overview = Overview.of(run) if overview is None else overview
     stage("simulating other settings")
-    advice = advice_of(run, overview.verdict)
+    advice = advice_of(overview.sample, overview.verdict)
     findings = with_changes(overview.verdict.findings, advice)
     overview = replace(overview, verdict=replace(overview.verdict, findings=findings))
     ledger = step_ledger(paths_of(run))

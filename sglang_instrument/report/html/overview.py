@@ -31,6 +31,7 @@ class Overview:
         bytes: How large the log is.
         health: What was read of it and what was left out.
         in_detail: How many steps are read in detail, of how many; None if all are.
+        sample: The run, or steps of it that stand for all: what other settings would save is simulated on it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Overview:
     workers: int
     bytes: int
     health: Health
+    sample: Run
     in_detail: tuple[int, int] | None = None
 
     @classmethod
@@ -53,10 +55,11 @@ class Overview:
             workers=len(run.worker_ranks),
             bytes=sum(file.size for file in run.files),
             health=run.health,
+            sample=run,
         )
 
     @classmethod
-    def of_long(cls, run: LongRun, summary: LongSummary, part: Run) -> Overview:
+    def of_long(cls, run: LongRun, summary: LongSummary, part: Run, sample: Run) -> Overview:
         """Return what the pieces of a long run tell; `part` has the steps that are read in detail."""
         steps, workers = summary.tables[:2]
         advice = summary.findings[0].advice if summary.findings else ""
@@ -69,5 +72,6 @@ class Overview:
             workers=workers["worker"].n_unique(),
             bytes=run.bytes,
             health=summary.health,
+            sample=sample,
             in_detail=in_detail,
         )
