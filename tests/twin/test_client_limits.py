@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_instrument.twin.agendas.limits import client_limit
+from sglang_instrument.twin.agendas.limits import client_limit, client_limits
 
 
 def served(dice, starts, limit, late_us):
@@ -21,11 +21,24 @@ def served(dice, starts, limit, late_us):
     return requests
 
 
-@pytest.mark.parametrize("late_us", [2_000, 40_000])
 @pytest.mark.parametrize("limit", [1, 4, 16])
-def test_a_limit_is_found_also_of_a_busy_client(limit, late_us):
+def test_a_limit_is_found(limit):
     for seed in range(20):
-        assert client_limit(served(random.Random(seed), [0] * 48, limit, late_us)) == limit
+        assert client_limit(served(random.Random(seed), [0] * 48, limit, 5_000)) == limit
+
+
+@pytest.mark.parametrize("late_us", [50_000, 300_000])
+def test_over_several_steps_it_is_found_also_of_a_busy_client(late_us):
+    for seed in range(50):
+        dice = random.Random(seed)
+        cells = {(step, worker): served(dice, [0] * 24, 16, late_us) for step in (1, 2) for worker in (0, 1)}
+        assert client_limits(cells) == dict.fromkeys(cells, 16)
+
+
+def test_a_step_with_fewer_requests_than_that_has_none():
+    dice = random.Random(1)
+    cells = {(step, 0): served(dice, [0] * (4 if step == 2 else 24), 8, 5_000) for step in (1, 2, 3)}
+    assert client_limits(cells) == {(1, 0): 8, (2, 0): None, (3, 0): 8}
 
 
 def test_requests_that_come_at_their_own_times_have_none():
@@ -34,3 +47,5 @@ def test_requests_that_come_at_their_own_times_have_none():
         starts = sorted(round(1e6 * dice.uniform(0, 20)) for _ in range(60))
         assert client_limit(served(dice, starts, None, 1)) is None
         assert client_limit(served(dice, [0] * 48, None, 1)) is None
+        cells = {(step, 0): served(dice, starts, None, 1) for step in range(3)}
+        assert client_limits(cells) == dict.fromkeys(cells)

@@ -11,7 +11,7 @@ from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_w
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.errors import LogError
 from sglang_instrument.twin.agendas.enough import enough_by_worker
-from sglang_instrument.twin.agendas.limits import client_limit
+from sglang_instrument.twin.agendas.limits import client_limits
 from sglang_instrument.twin.agendas.planned import Agenda, AgendaRequest, AgendaStep, Sampling
 from sglang_instrument.twin.agendas.sampling import sampling_by_call
 from sglang_instrument.twin.agendas.sharing import Cache, group_names, planned_turns
@@ -60,12 +60,12 @@ def agenda(run: Run, steps: Collection[int] | None = None) -> Agenda:
         missing.append(f"{left:,} of {len(known):,} calls lie in no request of their step, and are left out")
     if joined.is_empty():
         raise LogError(f"{run.name}: no call of the engine lies in a request of a training step")
-    begins = _begins(run)
+    begins, limits = _begins(run), _limits(joined)
     numbers = joined["step"].unique().sort().to_list()
 
     def planned() -> Iterator[AgendaStep]:
         for number in numbers:
-            yield _step_of(number, joined.filter(step=number), begins, cache, sampling)
+            yield _step_of(number, joined.filter(step=number), begins, limits, cache, sampling)
 
     if aborted := int(joined["is_aborted"].sum()):
         missing += _aborts(planned(), aborted)
@@ -157,10 +157,23 @@ def _begins(run: Run) -> dict[tuple[int, int], int]:
     return {(step, worker): start for step, worker, start in rows.iter_rows() if start is not None}
 
 
+def _limits(calls: pl.DataFrame) -> dict[tuple[int, int], int | None]:
+    """Return how many requests the client of each step and worker has open at most; None without a limit."""
+    requests = calls.unique([*_REQUEST, "attempt"]).sort("request_start_us")
+    times = requests.group_by("step", "worker").agg("request_start_us", "request_end_us")
+    return client_limits(
+        {
+            (step, worker): list(zip(starts, ends, strict=True))
+            for step, worker, starts, ends in times.iter_rows()
+        }
+    )
+
+
 def _step_of(
     number: int,
     calls: pl.DataFrame,
     begins: dict[tuple[int, int], int],
+    limits: dict[tuple[int, int], int | None],
     cache: Cache,
     sampling: dict[str, Sampling],
 ) -> AgendaStep:
@@ -193,19 +206,10 @@ def _step_of(
                 after_sec=after_sec,
             )
         )
-    limits = {
-        worker: client_limit(
-            [
-                (chain[0]["request_start_us"], chain[0]["request_end_us"])
-                for chain in chains
-                if chain[0]["worker"] == worker and chain[0]["is_main"]
-            ]
-        )
-        for worker in sorted(begin_of)
-    }
+    of_workers = {worker: limits[number, worker] for worker in sorted(begin_of)}
     is_flushed = cache.was_flushed(number, earliest, first_us)
     needed = {worker: groups for worker, (groups, _) in enough.items()}
-    return AgendaStep(number, tuple(requests), limits, is_flushed, common, has_evictions, needed)
+    return AgendaStep(number, tuple(requests), of_workers, is_flushed, common, has_evictions, needed)
 
 
 def _waited_sec(chain: Sequence[dict[str, Any]]) -> float:

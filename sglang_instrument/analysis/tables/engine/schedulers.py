@@ -83,7 +83,7 @@ SCHEDULERS: Final = Table(
         Column("aborts", "requests that were aborted", "count", if_any=True),
         Column(
             "forward_passes",
-            "batches that the model ran, as SGLang's stream of metrics tells (--enable-forward-pass-metrics)",
+            "batches that the model ran, as SGLang's stream of forward-pass metrics tells",
             "count",
             terminal=False,
         ),
