@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 _SOON_US: Final = 5_000
 #: Of a usual request: a busy client begins the next one so late. Alone, one step has less evidence than all.
-_SOON_ALONE: Final = 0.1
+_SOON_ALONE: Final = 0.05
 _SOON_TOGETHER: Final = 0.2
 _SHARE_ALONE: Final = 0.8  # of the late requests begin as another one ends
 _SHARE_TOGETHER: Final = 0.5
