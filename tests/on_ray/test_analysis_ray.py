@@ -30,8 +30,8 @@ QUESTIONS = (
     *("requests", "requests --engine", "requests --cdf", "requests --request FIRST", "workers"),
     *("workers --step 2", "turns", "turns --tools", "lengths", "gaps", "check", "compare"),
     *("staleness --groups", "waste", "servers", "servers --step 2", "servers --idle", "weights", "loop"),
-    # `forecast` is not asked: it needs one complete step more than this run has.
     *("whatif --max-tokens 600", "whatif --scale tool_execution=0.5", "advise --no-promise"),
+    "forecast --steps 10",
 )
 #: Questions whose answers are files.
 DRAWN = ("report -o out/report.html", "plot -o out/figures")
@@ -98,7 +98,7 @@ WAITING = """
 def folder(tmp_path_factory):
     folder = synthetic_run(
         tmp_path_factory.mktemp("run") / "exp",
-        steps=4,
+        steps=6,  # a forecast needs five that are complete
         workers=3,
         requests=10,
         validate_every=2,
