@@ -96,9 +96,14 @@ WAITING = """
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = synthetic_run(
-        tmp_path_factory.mktemp("run") / "exp",
-        steps=6,  # a forecast needs five that are complete
+    """A run that is long enough for a forecast: five steps are complete."""
+    return made(tmp_path_factory.mktemp("run") / "exp", steps=6)
+
+
+def made(folder, steps):
+    synthetic_run(
+        folder,
+        steps=steps,
         workers=3,
         requests=10,
         validate_every=2,
@@ -190,8 +195,9 @@ def put(folder, disk, workers):
 
 
 def test_a_killed_node_is_named_with_its_files_and_shared_ones_are_read_elsewhere(
-    folder, cluster, start_script, tmp_path
+    cluster, start_script, tmp_path
 ):
+    folder = made(tmp_path / "exp", steps=4)
     put(folder, tmp_path / "a", [0, 1])
     put(folder, tmp_path / "b", [1, 2])  # of worker 1, both have a copy
     started = cluster("a", "b")
@@ -297,7 +303,7 @@ def in_pieces(start_script, here, on_nodes, address, times=2):
         on_ray = ask(start_script, on_nodes, address, questions=BY_PERIOD, files=8)
         for question in BY_PERIOD:
             code, printed, said, _ = expected[question]
-            assert "judged in 4 parts" in printed
+            assert "judged in 6 parts" in printed
             wanted = [code, printed.replace(str(here), str(on_nodes)), said.replace(str(here), str(on_nodes))]
             assert unquoted(on_ray[question], on_nodes)[:3] == wanted, question
 
