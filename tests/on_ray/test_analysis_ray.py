@@ -36,7 +36,9 @@ QUESTIONS = (
 #: Questions whose answers are files.
 DRAWN = ("report -o out/report.html", "plot -o out/figures")
 #: Spaces would end an argument.
-ASKED_IN_SQL = ('sql select(count(*))n,sum(end_us%1000000)e,sum(length(extra))x,count(distinct(file))f,from"spans"',)
+ASKED_IN_SQL = (
+    'sql select(count(*))n,sum(end_us%1000)e,sum(length(extra))x,count(distinct(file))f,from"spans"',
+)
 CAN_ASK = importlib.util.find_spec("duckdb") is not None
 CAN_DRAW = all(importlib.util.find_spec(name) for name in ("jinja2", "matplotlib", "plotly"))
 #: Questions that a run too large for memory answers in pieces.
