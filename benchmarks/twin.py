@@ -55,7 +55,7 @@ class RealRollout:
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=(folder / f"{name}.errors.txt").open("w"),
             text=True,
         )
 

@@ -42,15 +42,23 @@ async def ask(session, url, prompt, tokens, calls):
     calls[rid] = url
     asking = {"input_ids": prompt, "sampling_params": sampling, "rid": rid, "return_logprob": LOGPROBS}
     with span("generate") as call:
-        async with session.post(url + "/generate", json=asking) as got:
-            got.raise_for_status()
-            reply = await got.json()
+        while (reply := await answer_of(session, url + "/generate", asking)) is None:
+            await asyncio.sleep(0.2)
         told_by_engine = reply["meta_info"]
         call.add(rid=told_by_engine["id"], generated_tokens=told_by_engine["completion_tokens"])
         call.add(prompt_tokens=told_by_engine["prompt_tokens"])
         call.add(finish_reason=told_by_engine["finish_reason"]["type"])
     del calls[rid]
     return reply.get("output_ids") or []
+
+
+async def answer_of(session, url, asking):
+    """Return a server's answer; None of a router that has no server yet."""
+    async with session.post(url, json=asking) as got:
+        if got.status == 503:
+            return None
+        got.raise_for_status()
+        return await got.json()
 
 
 class Enough:
