@@ -102,6 +102,10 @@ class TwinClient:
         async with self._session.post(url, data=body, headers=headers) as reply:
             return reply.status, reply.headers, await reply.read()
 
+    async def _get(self, url: str) -> tuple[int, bytes]:
+        async with self._session.get(url) as reply:
+            return reply.status, await reply.read()
+
     async def flush(self) -> None:
         """Empty the caches of all servers.
 
@@ -164,8 +168,8 @@ class TwinClient:
 
     async def _ask(self, url: str, path: str) -> dict[str, Any]:
         try:
-            reply = await asyncio.wait_for(self._session.get(url + path), _ASKED_SEC)
-            answer = orjson.loads(await reply.read()) if reply.status == 200 else {}
+            status, text = await asyncio.wait_for(self._get(url + path), _ASKED_SEC)
+            answer = orjson.loads(text) if status == 200 else {}
         except (aiohttp.ClientError, asyncio.TimeoutError) as reason:
             words = str(reason) or type(reason).__name__
             raise TwinError(f"{url} does not answer: {words}") from None
