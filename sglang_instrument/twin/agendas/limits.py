@@ -45,11 +45,17 @@ def client_limits(requests: Mapping[_Place, Requests]) -> dict[_Place, int | Non
     That all of them have as many open at most is evidence, too: of requests that come at their own times, the
     most differs.
     """
-    told = {place: late for place, of_worker in requests.items() if (late := _late(of_worker)) is not None}
-    most = {late.most for late in told.values()}
-    shares = [late.share(_SOON_TOGETHER) for late in told.values()]
-    if len(told) >= _FEWEST_TOGETHER and len(most) == 1 and sum(shares) >= _SHARE_TOGETHER * len(shares):
-        return {place: told[place].most if place in told else None for place in requests}
+    late_by_place = {
+        place: late for place, of_worker in requests.items() if (late := _late(of_worker)) is not None
+    }
+    most = {late.most for late in late_by_place.values()}
+    shares = [late.share(_SOON_TOGETHER) for late in late_by_place.values()]
+    if (
+        len(late_by_place) >= _FEWEST_TOGETHER
+        and len(most) == 1
+        and sum(shares) >= _SHARE_TOGETHER * len(shares)
+    ):
+        return {place: late_by_place[place].most if place in late_by_place else None for place in requests}
     return {place: client_limit(of_worker) for place, of_worker in requests.items()}
 
 
