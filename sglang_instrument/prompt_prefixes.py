@@ -25,7 +25,8 @@ def prefix_hashes(token_ids: Any) -> list[str]:
         token_ids: A list or an array of integers.
 
     Raises:
-        TypeError: They are no integers, or cannot be cut: a tensor, for example.
+        TypeError: They are no list or array of integers: a tensor, for example.
+        OverflowError: One of them has more than 64 bits.
     """
     if not isinstance(token_ids, (list, array)):
         raise TypeError(f"{type(token_ids).__name__} is no list of tokens")

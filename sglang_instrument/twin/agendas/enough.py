@@ -22,9 +22,11 @@ def enough_by_worker(
         The worker's complete groups, and the places of its aborted requests. A worker is absent whose aborts
         came while it still waited for others: a client gave these requests up one by one.
     """
+    by_worker: dict[int, list[int]] = {}
+    for place, chain in enumerate(chains):
+        by_worker.setdefault(chain[0]["worker"], []).append(place)
     answer = {}
-    for worker in sorted({chain[0]["worker"] for chain in chains}):
-        places = [place for place, chain in enumerate(chains) if chain[0]["worker"] == worker]
+    for worker, places in sorted(by_worker.items()):
         aborted = [place for place in places if chains[place][-1]["is_aborted"]]
         cut = {groups[place] for place in aborted}
         complete = [place for place in places if groups[place] not in cut]
