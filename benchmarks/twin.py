@@ -1,27 +1,27 @@
 """Hold twins against real rollouts: on servers that stay up, record and twins take turns by step.
 
     python twin.py FOLDER [--steps 11] [--limits 16,4] [--options "--disable-radix-cache"]
-                          [--servers 2 [--router cache_aware]] [--enough 4]
+                          [--servers 2 [--router cache_aware]] [--enough 4] [--long 16]
 
 First a rollout is recorded at each limit of running requests, each with servers of its own; without a router,
 groups go to them in turn. With `--enough`, workers abort what is left once so many of their 6 groups are
-done. Then each server gets, in turns by step, the same rollout once more, and a twin of each record: so other
-load on the machine affects all of them alike. The first step warms up. Prints how many steps of each twin lie
-within 10 % of the real one, and what differs. `--router` needs `sglang_router` on PYTHONPATH.
+done; with `--long`, first prompts are so many times as long (114 tokens in the median). Then each server
+gets, in turns by step, the same rollout once more, and a twin of each record: so other load on the machine
+affects all of them alike. The first step warms up. Prints how many steps of each twin lie within 10 % of the
+real one, and what differs. `--router` needs `sglang_router` on PYTHONPATH.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from sglang_server import ARGUMENTS, IN_TURN, instrumented, model_of_the_demo
+from twin_turns import show, take_turns
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.demo.cpu_platform import write_plugin
@@ -29,7 +29,6 @@ from sglang_instrument.twin import agenda, write_agenda
 from sglang_instrument.twin.playing.players import opened_players
 from sglang_instrument.twin.servers.launches import launched
 from sglang_instrument.twin.trials.figures import figures_of
-from sglang_instrument.twin.trials.validity import interval_of
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 OPTIONS = (
@@ -100,10 +99,11 @@ def main():
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--router")
     parser.add_argument("--enough", default="0")
+    parser.add_argument("--long", default="1")
     options = parser.parse_args()
     folder, limits = options.folder.absolute(), options.limits.split(",")
     folder.mkdir(parents=True)
-    os.environ["ENOUGH"] = options.enough  # of the real rollouts
+    os.environ |= {"ENOUGH": options.enough, "LONG": options.long}  # of the real rollouts
     with ExitStack() as stack:
         servers = {limit: stack.enter_context(start(folder, limit, options)) for limit in limits}
         for limit, urls in servers.items():
@@ -136,62 +136,12 @@ def main():
                     3600.0,
                 )
                 runs[limit, source] = stack.enter_context(opened)
-        for place in range(options.steps):
-            order = list(runs.values())[place % len(runs) :] + list(runs.values())[: place % len(runs)]
-            for run in order if place % 2 else order[::-1]:
-                run.play(1, place)
-            print("step", place + 1, flush=True)
+        take_turns(runs, options.steps)
     for (limit, _), run in runs.items():
         link_engine(folder, run.folder.name, limit)
-    show(folder, limits, runs)
-
-
-def show(folder, limits, runs):
     figures = {key: figures_of(open_run(run.folder, cached=False)) for key, run in runs.items()}
     records = {limit: figures_of(open_run(folder / f"logs/record-{limit}", cached=False)) for limit in limits}
-    lines = []
-    for limit in limits:
-        real = figures[limit, "real"]
-        for source in ["record", *limits]:
-            other = records[limit] if source == "record" else figures[limit, source]
-            steps = sorted(set(real) & set(other))[1:]
-            ratios = [other[step].rollout_sec / real[step].rollout_sec for step in steps]
-            mean, low, high = interval_of(ratios)
-            lines.append(
-                {
-                    "on": limit,
-                    "from": source,
-                    "steps": len(steps),
-                    "ratio": round(mean, 3),
-                    "interval": [round(low, 3), round(high, 3)],
-                    "range": [round(min(ratios), 3), round(max(ratios), 3)],
-                    "within_10": sum(abs(ratio - 1) <= 0.1 for ratio in ratios),
-                    "p99_within_10": sum(abs(other[s].p99_sec / real[s].p99_sec - 1) <= 0.1 for s in steps),
-                    "lengths_equal": all(
-                        (other[s].calls, other[s].prompt_tokens, other[s].generated_tokens)
-                        == (real[s].calls, real[s].prompt_tokens, real[s].generated_tokens)
-                        for s in steps
-                    ),
-                    "cached_within_5": sum(
-                        abs(other[s].cached_tokens - real[s].cached_tokens)
-                        <= 0.05 * max(1, real[s].cached_tokens)
-                        for s in steps
-                    ),
-                    "queue_sec": [round(fmean(f[s].queue_sec or 0 for s in steps), 3) for f in (real, other)],
-                    "seconds": [round(fmean(f[s].rollout_sec for s in steps), 2) for f in (real, other)],
-                }
-            )
-            print(json.dumps(lines[-1]))
-    first, *others = limits
-    for kind in ("real", *limits):
-        for limit in others:
-            steps = sorted(set(figures[first, kind]) & set(figures[limit, kind]))[1:]
-            effect = [
-                figures[limit, kind][s].rollout_sec / figures[first, kind][s].rollout_sec for s in steps
-            ]
-            print(
-                json.dumps({"effect": f"{limit} against {first}", "by": kind, "ratio": interval_of(effect)})
-            )
+    show(limits, figures, records)
 
 
 if __name__ == "__main__":

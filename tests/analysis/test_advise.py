@@ -15,7 +15,9 @@ from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.cliffs import cliffs_in
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.findings import with_changes
-from sglang_instrument.analysis.advice.intervals import saving_of
+from sglang_instrument.analysis.advice.intervals import Saving, saving_of
+from sglang_instrument.analysis.advice.measured import Measurement, with_measured
+from sglang_instrument.analysis.advice.promises import promises_of
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.cli.main import main
@@ -73,6 +75,29 @@ def test_the_best_two_are_simulated_together_and_save_no_more_than_their_sum(tmp
     first, second = (advised.saving for advised in advice.levers[:2])
     assert advice.together is not None
     assert max(first.sec, second.sec) <= advice.together.sec <= first.sec + second.sec + 1e-6
+
+
+def test_what_a_twin_measured_stands_in_place_of_the_estimate(tmp_path):
+    advice = advice_of(tmp_path / "world", wrong_world("running limit", 0))
+    rows = advice.rows("LOGS")
+    place = next(place for place, row in enumerate(rows) if row["lever"] == "running limit")
+    others = [row for number, row in enumerate(rows) if number != place]
+
+    saving = Saving(90.0, 80.0, 100.0)
+    measured = with_measured(advice, {place: Measurement(48, saving, 20)})
+    first = measured.rows("LOGS")[0]
+    assert (first["lever"], first["kind"], first["proposed"]) == ("running limit", "measured", 48)
+    assert (first["saves_sec"], first["low"], first["high"]) == saving
+    assert first["share"] == pytest.approx(90.0 / advice.step_sec)
+    assert first["rests_on"].startswith("measured on a twin over 20 pairs of steps; ")
+    assert measured.sentence.startswith("max_running_requests: to 48 saves 90 s of a step of ")
+    assert measured.rows("LOGS")[1:] == others
+    assert next(promise.saves_sec for promise in promises_of(measured, "run")) == 90.0
+
+    nothing = with_measured(advice, {place: Measurement(48, Saving(0.1, -0.2, 0.4), 20)})
+    assert nothing.rows("LOGS")[-1]["saves_sec"] == 0.1
+    assert all(promise.lever != "running limit" for promise in promises_of(nothing, "run"))
+    assert with_measured(advice, {}) == advice
 
 
 def test_a_promise_is_kept_and_held_against_the_run_after_the_change(tmp_path, capsys):

@@ -3,7 +3,8 @@
     python closed_loop.py NAME LOG_DIR STEPS LIMIT PLAN URL [URL ...]
 
 With `ENOUGH=N`, a worker aborts what is left once N of its groups are complete. `TEMPERATURE` and
-`LOGPROBS=1` say how tokens are drawn, and whether their log-probabilities are asked for.
+`LOGPROBS=1` say how tokens are drawn, and whether their log-probabilities are asked for. `LONG=N` makes first
+prompts N times as long.
 
 Each step flushes the caches, and is the same in each run. With "paced" in the environment variable `PACE`,
 each step waits for a line on stdin, and a line on stdout says that it is over. `PLAN` gets the true agenda as
@@ -26,7 +27,8 @@ import sglang_instrument
 from sglang_instrument import bind, span, step
 
 WORKERS, GROUPS, MEMBERS = 2, 6, 4
-SYSTEM = random.Random(1).choices(range(10, 740), k=24)
+LONG = int(os.environ.get("LONG", 1))
+SYSTEM = random.Random(1).choices(range(10, 740), k=24 * LONG)
 PLAN = {}
 TEMPERATURE, LOGPROBS = float(os.environ.get("TEMPERATURE", 1)), os.environ.get("LOGPROBS") == "1"
 
@@ -114,7 +116,7 @@ async def work(session, urls, number, rank, barrier, most):
     with bind(worker=rank), span("total_step_duration"):
         talks = []
         for group in range(GROUPS):
-            prompt = SYSTEM + dice.choices(range(10, 740), k=draw(dice, 90, 16, 300, 0.6))
+            prompt = SYSTEM + dice.choices(range(10, 740), k=LONG * draw(dice, 90, 16, 300, 0.6))
             talks += [
                 converse(
                     session,

@@ -8,8 +8,8 @@ from sglang_instrument.testing import synthetic_run
 from sglang_instrument.twin.trials.receipts import _WORDS, measurable
 
 
-def lever(name: str, proposed: object, setting: str = "any.name") -> dict[str, object]:
-    return {"lever": name, "setting": setting, "proposed": proposed}
+def lever(name: str, proposed: object, setting: str = "any.name", now: object = None) -> dict[str, object]:
+    return {"lever": name, "setting": setting, "proposed": proposed, "now": now}
 
 
 def test_the_first_three_settings_of_the_engine_are_measured() -> None:
@@ -21,12 +21,37 @@ def test_the_first_three_settings_of_the_engine_are_measured() -> None:
         lever("servers", 3),
         lever("running limit", 64),
     ]
-    names = [setting.name for setting in measurable(levers)]
-    assert names == ["max_running_requests=32", "schedule_policy=lpm", "servers=3"]
+    asked = [(each.place, each.setting.name, each.value) for each in measurable(levers)]
+    assert asked == [
+        (1, "max_running_requests=32", 32),
+        (3, "schedule_policy=lpm", "lpm"),
+        (4, "servers=3", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "now", "asked"),
+    [
+        ("max_total_tokens", 8192, ["max_total_tokens=16384"]),
+        ("mem_fraction_static", 0.7, ["mem_fraction_static=0.75"]),
+        ("mem_fraction_static", 0.93, ["mem_fraction_static=0.95"]),
+        ("mem_fraction_static", 0.95, []),
+        ("mem_fraction_static", None, []),
+    ],
+)
+def test_of_more_room_in_the_cache_a_value_is_tried(setting: str, now: object, asked: list[str]) -> None:
+    levers = [lever("key-value cache", "more room, or a lower response cap", setting, now)]
+    assert [each.setting.name for each in measurable(levers)] == asked
+
+
+def test_of_a_policy_by_load_the_one_that_keeps_prefixes_is_tried() -> None:
+    levers = [lever("router policy", "by load, such as least_load or cache_aware")]
+    assert [each.setting.name for each in measurable(levers)] == ["router=cache_aware"]
 
 
 def test_each_lever_that_a_twin_measures_is_a_lever() -> None:
-    assert set(_WORDS) <= {each.name for each in LEVERS}
+    names = {each.name for each in LEVERS}
+    assert set(_WORDS) | {"key-value cache", "router policy"} <= names
 
 
 def test_without_a_setting_of_the_engine_the_answer_says_so(

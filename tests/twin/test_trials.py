@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ from sglang_instrument.twin import Agenda, AgendaRequest, AgendaStep, AgendaTurn
 from sglang_instrument.twin.playing.client import TwinError
 from sglang_instrument.twin.playing.player import opened_player
 from sglang_instrument.twin.servers.launches import launched
+from sglang_instrument.twin.trials.comparison import savings
+from sglang_instrument.twin.trials.figures import StepFigures, figures_of
+from sglang_instrument.twin.trials.settings import RECORDED
 
 STAND_IN = [sys.executable, str(Path(__file__).parents[1] / "support/stand_in_server.py"), "--device", "cpu"]
 REQUESTS, TURNS = 8, 2
@@ -139,6 +143,27 @@ def test_settings_are_ranked_by_pairs_of_steps(
         run = open_run(tmp_path / f"twins/record.twin-1{name}")
         assert run.steps == [1, 2]
         assert len(run.requests()) == 2 * REQUESTS
+
+
+def test_what_a_setting_saves_is_of_the_recorded_rollout(record: Path) -> None:
+    run = open_run(record)
+    recorded = figures_of(run)
+    mean_sec = sum(figures.rollout_sec for figures in recorded.values()) / len(recorded)
+
+    def times(factors: list[float]) -> dict[tuple[int, int], StepFigures]:
+        return {
+            (number, step): replace(figures, rollout_sec=factor * figures.rollout_sec)
+            for number, factor in enumerate(factors)
+            for step, figures in recorded.items()
+        }
+
+    measured = {RECORDED: times([1.0, 1.0]), "faster": times([0.4, 0.625]), "once": times([0.5])}
+    del measured["once"][0, 2]
+    saved = savings(measured, run)
+    assert list(saved) == ["faster"]  # of one pair nothing is known
+    assert saved["faster"].sec == pytest.approx(mean_sec / 2)
+    assert saved["faster"].pairs == 4
+    assert saved["faster"].low < mean_sec / 2 < saved["faster"].high < mean_sec
 
 
 def test_without_likeness_nothing_is_ranked_unless_forced(

@@ -34,12 +34,14 @@ class Advised:
         proposal: What the lever proposes.
         saving: What the change saves a step; None for a named lever.
         share: The share of the step that the change saves, or that the present setting of a named lever cost.
+        is_measured: Whether a twin measured the saving.
     """
 
     lever: Lever
     proposal: ProposedChange
     saving: Saving | None
     share: float
+    is_measured: bool = False
 
     def row(self, logs: str) -> dict[str, Any]:
         """Return the lever as a row of the table of levers.
@@ -50,7 +52,7 @@ class Advised:
         saving, proposal = self.saving, self.proposal
         return {
             "lever": self.lever.name,
-            "kind": self.lever.kind,
+            "kind": "measured" if self.is_measured else self.lever.kind,
             "setting": proposal.setting,
             "now": proposal.now,
             "proposed": proposal.proposed,
@@ -185,12 +187,18 @@ def _sentence(levers: Sequence[Advised], grounds: Grounds, step_sec: float) -> s
         if first.saving is None:
             cost = f"{100 * first.share:.0f} %"
             return f"{first.proposal.setting} cost {cost} of a step; nothing else is to gain"
-        return (
-            f"{first.proposal.setting}: to {_shown(first.proposal.proposed)} saves "
-            f"{first.saving.sec:.3g} s of a step of {step_sec:.3g} s"
-        )
+        return what_it_saves(first, first.saving, step_sec)
     of_step = (grounds.mean["rollout_sec"] or 0.0) / step_sec if step_sec else 0.0
     return f"nothing to gain from settings: the rollout is at work in {100 * of_step:.0f} % of the time"
+
+
+def what_it_saves(advised: Advised, saving: Saving, step_sec: float) -> str:
+    """Return in words what a lever saves of a step."""
+    proposal = advised.proposal
+    return (
+        f"{proposal.setting}: to {_shown(proposal.proposed)} saves {saving.sec:.3g} s of a step of "
+        f"{step_sec:.3g} s"
+    )
 
 
 def _shown(value: Any) -> str:

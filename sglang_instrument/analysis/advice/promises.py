@@ -48,7 +48,7 @@ class Promise:
 
 
 def promises_of(advice: Advice, run: str) -> list[Promise]:
-    """Return what advice promises: its simulated levers."""
+    """Return what advice promises: its levers whose saving was simulated or measured, and is one for sure."""
     now_us = time.time_ns() // 1000
     return [
         Promise(
@@ -64,7 +64,7 @@ def promises_of(advice: Advice, run: str) -> list[Promise]:
             high=advised.saving.high,
         )
         for advised in advice.levers
-        if advised.saving is not None
+        if advised.saving is not None and advised.saving.low > 0
     ]
 
 

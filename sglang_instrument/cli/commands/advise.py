@@ -88,11 +88,12 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         advice, limits = advise(opened), limit_table(opened).to_dicts()
-        if not getattr(args, "no_promise", False):
-            keep_promises(opened.home, promises_of(advice, name_of_run(opened.folder, opened.run_id)))
+    receipt = None
+    if (command := getattr(args, "twin", None)) is not None:
+        advice, receipt = _measured(opened, advice, command)
+    if not getattr(args, "no_promise", False):
+        keep_promises(opened.home, promises_of(advice, name_of_run(opened.folder, opened.run_id)))
     rows = advice.rows(quote(opened.logs))
-    command = getattr(args, "twin", None)
-    receipt = None if command is None else _measured(opened, rows, command)
     if args.json:
         answer = {"folder": str(opened.folder), **in_json(advice, rows), "limits": LIMITS.in_json(limits)}
         print_json(answer | ({} if receipt is None else _receipt_in_json(receipt)))
@@ -105,25 +106,40 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(run: Run, rows: list[dict[str, Any]], command: str) -> TwinAnswer:
-    """Measure the first three settings of the engine on a twin.
+def _measured(run: Run, advice: Advice, command: str) -> tuple[Advice, TwinAnswer]:
+    """Measure the first three levers of the engine on a twin; return the advice with these measurements.
 
     Raises:
         InstrumentError: None of the levers is one of the engine.
     """
+    from sglang_instrument.analysis.advice.intervals import Saving
+    from sglang_instrument.analysis.advice.measured import Measurement, with_measured
     from sglang_instrument.twin.agendas.from_log import agenda
     from sglang_instrument.twin.servers.launches import split_command
     from sglang_instrument.twin.trials.receipts import measurable
     from sglang_instrument.twin.trials.twin import Twin, TwinOptions
 
-    settings = tuple(measurable(rows))
-    if not settings:
-        raise InstrumentError(
-            "no lever is a setting of the engine with a value: a twin has nothing to measure"
-        )
+    levers = measurable(advice.rows("LOGS"))
+    if not levers:
+        raise InstrumentError("no lever is a setting of the engine: a twin has nothing to measure")
+    settings = tuple(lever.setting for lever in levers)
     options = TwinOptions(command=tuple(split_command(command)), settings=settings, time_sec=_TWIN_SEC)
     with progress_line() as say:
-        return Twin(run, agenda(run), run.home.parent, options, say).measure()
+        receipt = Twin(run, agenda(run), run.home.parent, options, say).measure()
+    measured = {
+        lever.place: Measurement(lever.value, Saving(*saving[:3]), saving.pairs)
+        for lever in levers
+        if (saving := receipt.savings.get(lever.setting.name)) is not None
+    }
+    return with_measured(advice, measured), receipt
+
+
+def _how_known(rows: list[dict[str, Any]]) -> str:
+    """Return in words how the savings of levers are known."""
+    measured = [row["setting"] for row in rows if row["kind"] == "measured"]
+    if not measured:
+        return "simulated, not measured"
+    return f"measured on a twin: {', '.join(measured)}"
 
 
 def _receipt_in_json(receipt: TwinAnswer) -> dict[str, Any]:
@@ -175,8 +191,7 @@ def print_advice(name: str, advice: Advice, rows: list[dict[str, Any]]) -> None:
     """Print advice: the table of levers, and what each costs and rests on."""
     print_line(f"{name}: {advice.sentence}", "bold")
     if rows:
-        title = f"a step takes {duration(advice.step_sec)}; simulated, not measured"
-        print_rows(LEVERS, rows, title=title)
+        print_rows(LEVERS, rows, title=f"a step takes {duration(advice.step_sec)}; {_how_known(rows)}")
     for row in rows:
         print_line(f"{row['setting']}: {row['rests_on']}")
         print_line(f"    costs: {row['costs']}")

@@ -14,7 +14,7 @@ from sglang_instrument.errors import InstrumentError
 from sglang_instrument.twin.agendas.files import read_agenda, write_agenda
 from sglang_instrument.twin.playing.players import PacedPlayer, opened_players
 from sglang_instrument.twin.servers.launches import Say, launched
-from sglang_instrument.twin.trials.comparison import setting_rows
+from sglang_instrument.twin.trials.comparison import MeasuredSaving, savings, setting_rows
 from sglang_instrument.twin.trials.figures import StepFigures, figures_of
 from sglang_instrument.twin.trials.settings import RECORDED, TwinSetting, with_options
 from sglang_instrument.twin.trials.validity import Validity, validity_of
@@ -67,6 +67,7 @@ class TwinAnswer:
         missing: What the agenda lacks.
         validity: Of the twin under the recorded setting.
         rows: A row a setting, as the table `twin_settings` declares; empty if nothing was tried.
+        savings: By setting, what it saves a step, as far as two pairs of steps tell.
     """
 
     folder: Path
@@ -74,6 +75,7 @@ class TwinAnswer:
     missing: tuple[str, ...]
     validity: Validity
     rows: list[dict[str, Any]] = field(default_factory=list)
+    savings: dict[str, MeasuredSaving] = field(default_factory=dict)
 
 
 #: By setting, the figures of each pass and step.
@@ -136,6 +138,7 @@ class Twin:
                 answer.folders[setting.name] = self._folder_of(setting)
             self._passes(players, begun)
         answer.rows = setting_rows(self._measured, self._record)
+        answer.savings = savings(self._measured, self._record)
         return answer
 
     @property

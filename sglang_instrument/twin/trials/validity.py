@@ -148,8 +148,8 @@ def _ratios(pairs: Pairs, figure: _Figure) -> tuple[float | None, float | None, 
     return geometric_mean(ratios), min(ratios), max(ratios)
 
 
-def interval_of(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios and its 95 % interval by Student's t; of one, as wide as can be."""
+def interval_of(ratios: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios and its interval by Student's t; of one, as wide as can be."""
     from scipy.stats import t
 
     logs = [log(ratio) for ratio in ratios]
@@ -157,5 +157,5 @@ def interval_of(ratios: Sequence[float]) -> tuple[float, float, float]:
     if len(logs) < 2:
         return exp(mean), 0.0, float("inf")
     spread = (sum((value - mean) ** 2 for value in logs) / (len(logs) - 1) / len(logs)) ** 0.5
-    room = float(t.ppf(0.975, len(logs) - 1)) * spread
+    room = float(t.ppf((1 + confidence) / 2, len(logs) - 1)) * spread
     return exp(mean), exp(mean - room), exp(mean + room)

@@ -91,7 +91,8 @@ LEVERS: Final = Table(
         Column("lever", "what kind of change it is", terminal=False),
         Column(
             "kind",
-            "simulated: its saving is replayed; named: only what the present setting cost is known",
+            "simulated: its saving is replayed; named: only what the present setting cost is known; "
+            "measured: on a twin",
             terminal=False,
         ),
         Column("now", "its value; null if it is not recorded", "value", cell=_value("now"), frame=False),
