@@ -1,6 +1,6 @@
 """Hold twins against real rollouts: on servers that stay up, record and twins take turns by step.
 
-    python twin.py FOLDER [--steps 11] [--limits 16,4] [--options "--disable-radix-cache"]
+    python twin.py FOLDER [--steps 11] [--limits 16,4] [--options="--disable-radix-cache"]
                           [--servers 2 [--router cache_aware]] [--enough 4] [--long 16]
 
 First a rollout is recorded at each limit of running requests, each with servers of its own; without a router,

@@ -21,7 +21,7 @@ _PROMISED: Final = 0.8  # as the intervals of `advise`
 
 
 class MeasuredSaving(NamedTuple):
-    """Seconds that a setting saves a step, the 80 % interval of the mean, and how many pairs of steps tell."""
+    """Seconds that a setting saves a step, the 80 % interval of the mean, and how many pairs tell it."""
 
     sec: float
     low: float
