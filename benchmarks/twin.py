@@ -6,9 +6,10 @@
 First a rollout is recorded at each limit of running requests, each with servers of its own; without a router,
 groups go to them in turn. With `--enough`, workers abort what is left once so many of their 6 groups are
 done; with `--long`, first prompts are so many times as long (114 tokens in the median). Then each server
-gets, in turns by step, the same rollout once more, and a twin of each record: so other load on the machine
-affects all of them alike. The first step warms up. Prints how many steps of each twin lie within 10 % of the
-real one, and what differs. `--router` needs `sglang_router` on PYTHONPATH.
+gets, in turns by step, the same rollout twice more, and a twin of each record: so other load on the machine
+affects all of them alike. The first step warms up. Prints how many steps of each twin, and of the rollout
+itself once more, lie within 10 % of the real one, and what differs. `--router` needs `sglang_router` on
+PYTHONPATH.
 """
 
 import argparse
@@ -121,10 +122,10 @@ def main():
             )
         runs = {}
         for limit, urls in servers.items():
-            name = f"real-{limit}"
-            rollout = RealRollout(folder, name, options.steps, urls, RUN)
-            stack.callback(rollout.close)
-            runs[limit, "real"] = rollout
+            for name in ("real", "again"):
+                rollout = RealRollout(folder, f"{name}-{limit}", options.steps, urls, RUN)
+                stack.callback(rollout.close)
+                runs[limit, name] = rollout
             for source in limits:
                 opened = opened_players(
                     urls,

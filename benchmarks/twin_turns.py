@@ -25,13 +25,14 @@ def show(limits, figures, records):
 
     Args:
         limits: Of running requests, of the servers.
-        figures: By limit and "real" or the limit of the record that was played, the figures of each step.
+        figures: By limit and "real", "again" or the limit of the record that was played, the figures of each
+            step.
         records: By limit, those of the record itself.
     """
     lines = []
     for limit in limits:
         real = figures[limit, "real"]
-        for source in ["record", *limits]:
+        for source in ["record", "again", *limits]:
             other = records[limit] if source == "record" else figures[limit, source]
             steps = sorted(set(real) & set(other))[1:]
             ratios = [other[step].rollout_sec / real[step].rollout_sec for step in steps]
@@ -62,7 +63,7 @@ def show(limits, figures, records):
             )
             print(json.dumps(lines[-1]))
     first, *others = limits
-    for kind in ("real", *limits):
+    for kind in ("real", "again", *limits):
         for limit in others:
             steps = sorted(set(figures[first, kind]) & set(figures[limit, kind]))[1:]
             effect = [

@@ -3,7 +3,7 @@
     python twin_verl.py FOLDER [--steps 11] [--limits 16,4] [--servers 2]
 
 For each limit of running requests, verl starts servers of its own behind its load balancer, and its rollout
-is recorded (`verl_paced.py` says what it does). Then each gets, in turns by step, the same rollout again, and
+is recorded (`verl_paced.py` says what it does). Then each gets, in turns by step, the same rollout twice, and
 a twin of each record, which calls verl's servers over HTTP. The first step warms up. Prints what `twin.py`
 does. Needs the environment of `tests/environments/verl_server.sh`.
 """
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -30,14 +31,14 @@ from sglang_instrument.twin.trials.figures import figures_of
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT, MODEL = ROOT / ".envs/verl-server/bin/python", ROOT / ".envs/verl-server-model"
 RUN = "20261128T000000"
-AGAIN = 100  # the steps of the real rollout beside the twin have this added to their numbers
+BESIDE, AGAIN = 100, 200  # are added to the numbers of the real rollout's steps beside the twin
 
 
 class Verl:
     """A rollout of verl that plays a step when it is asked.
 
     Attributes:
-        folder: Of its log, in which the steps of the record are 1 and up, those of `play` 101 and up.
+        folder: Of its log, in which the steps of the record are 1 and up.
         urls: Of its servers.
     """
 
@@ -90,9 +91,6 @@ class Verl:
         self.process.stdin.flush()
         self._answer("done")
 
-    def play(self, number, place):
-        self.roll_out(AGAIN + place + 1)
-
     def close(self):
         self.process.stdin.close()
         try:
@@ -100,6 +98,17 @@ class Verl:
         finally:
             end_group(self.process)
             shutil.rmtree(self.sockets, ignore_errors=True)
+
+
+@dataclass
+class Beside:
+    """The real rollout once more, with other numbers of its steps."""
+
+    verl: Verl
+    first: int
+
+    def play(self, number, place):
+        self.verl.roll_out(self.first + place + 1)
 
 
 @contextmanager
@@ -131,7 +140,7 @@ def main():
             print(f"verl-{limit}", counted, planned.missing, flush=True)
         runs = {}
         for limit, rollout in rollouts.items():
-            runs[limit, "real"] = rollout
+            runs[limit, "real"], runs[limit, "again"] = Beside(rollout, BESIDE), Beside(rollout, AGAIN)
             for source in limits:
                 name = f"logs/twin-{source}-{limit}"
                 opened = opened_players(
@@ -141,10 +150,11 @@ def main():
         take_turns(runs, options.steps)
     figures, records = {}, {}
     for (limit, source), run in runs.items():
-        if source == "real":
-            of_steps = figures_of(open_run(run.folder, cached=False))
-            figures[limit, source] = {step - AGAIN: of_steps[step] for step in of_steps if step > AGAIN}
-            records[limit] = {step: of_steps[step] for step in of_steps if step <= AGAIN}
+        if isinstance(run, Beside):
+            of_steps = figures_of(open_run(run.verl.folder, cached=False))
+            numbers = {step - run.first: step for step in of_steps if 0 < step - run.first < BESIDE}
+            figures[limit, source] = {number: of_steps[step] for number, step in numbers.items()}
+            records[limit] = {step: of_steps[step] for step in of_steps if step < BESIDE}
         else:
             (run.folder / "engine").mkdir()
             for path in (folder / f"logs/verl-{limit}/engine").glob("*.jsonl"):

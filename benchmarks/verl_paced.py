@@ -90,6 +90,7 @@ def configuration(model, folder, limit):
     rollout.prompt_length, rollout.response_length, rollout.max_model_len = 320, 1500, 2048
     rollout.temperature, rollout.do_sample = 1.0, True
     rollout.free_cache_engine = False
+    rollout.multi_turn.tool_config_path = None
     loops = folder / "loops.yaml"
     loops.write_text("- name: drawn\n  _target_: verl_paced.Drawn\n")
     rollout.agent.agent_loop_config_path = str(loops)

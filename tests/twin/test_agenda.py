@@ -14,6 +14,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.twin import agenda, mooncake_lines, read_agenda, thinned, write_agenda
+from sglang_instrument.twin.agendas.sequences import StepTokens
 
 pytestmark = pytest.mark.engine
 
@@ -44,6 +45,25 @@ def test_the_agenda_is_what_the_rollout_asked_for(recorded: Recorded) -> None:
         assert asked[1:] == later
         assert asked[0] == [first[0], first[0], first[2]]  # members of a group have one prompt
         assert request.group == f"g{plan['group']}"
+
+
+def test_a_cache_that_a_server_emptied_between_two_steps_was_empty(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    by_servers = edited(recorded, tmp_path / "by_servers", "cache_flush_duration", "something_else")
+    assert all(step.is_flushed for step in agenda(open_run(by_servers)))
+    by_nobody = edited(recorded, tmp_path / "by_nobody", "cache_flush_duration|engine_cache_flush", "other")
+    assert not any(step.is_flushed for step in agenda(open_run(by_nobody)))
+
+
+def test_prompts_are_others_each_time_but_what_all_begin_with(recorded: Recorded) -> None:
+    step = next(iter(agenda(open_run(recorded.folder))))
+    once, again = StepTokens(step, 740, played=0), StepTokens(step, 740, played=1)
+    for request in step.requests:
+        first, second = once.first[id(request)].tolist(), again.first[id(request)].tolist()
+        assert len(first) == len(second) == request.turns[0].prompt_tokens
+        assert first[: len(SYSTEM)] == second[: len(SYSTEM)]
+        assert first[len(SYSTEM) :] != second[len(SYSTEM) :]
 
 
 def test_groups_follow_from_nodes_of_the_cache_where_no_caller_names_them(

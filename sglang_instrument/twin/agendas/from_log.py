@@ -64,8 +64,11 @@ def agenda(run: Run, steps: Collection[int] | None = None) -> Agenda:
     numbers = joined["step"].unique().sort().to_list()
 
     def planned() -> Iterator[AgendaStep]:
+        before_us = 0
         for number in numbers:
-            yield _step_of(number, joined.filter(step=number), begins, limits, cache, sampling)
+            of_step = joined.filter(step=number)
+            yield _step_of(number, of_step, before_us, begins, limits, cache, sampling)
+            before_us = int(of_step["end_us"].max())  # type: ignore[arg-type]
 
     if aborted := int(joined["is_aborted"].sum()):
         missing += _aborts(planned(), aborted)
@@ -172,6 +175,7 @@ def _limits(calls: pl.DataFrame) -> dict[tuple[int, int], int | None]:
 def _step_of(
     number: int,
     calls: pl.DataFrame,
+    before_us: int,
     begins: dict[tuple[int, int], int],
     limits: dict[tuple[int, int], int | None],
     cache: Cache,
@@ -207,7 +211,8 @@ def _step_of(
             )
         )
     of_workers = {worker: limits[number, worker] for worker in sorted(begin_of)}
-    is_flushed = cache.was_flushed(number, earliest, first_us)
+    # Trainers empty the cache after training, between the last call of the step before and this one's first.
+    is_flushed = cache.was_flushed(number, min(earliest, before_us), first_us)
     needed = {worker: groups for worker, (groups, _) in enough.items()}
     return AgendaStep(number, tuple(requests), of_workers, is_flushed, common, has_evictions, needed)
 

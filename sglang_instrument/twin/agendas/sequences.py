@@ -70,33 +70,39 @@ class StepTokens:
     Args:
         step: The step.
         vocabulary: How many tokens the model knows.
+        played: How many steps were played before: the same prompts once more would still be in a cache that
+            nobody empties. What all groups begin with stays the same.
     """
 
-    def __init__(self, step: AgendaStep, vocabulary: int) -> None:
+    def __init__(self, step: AgendaStep, vocabulary: int, played: int = 0) -> None:
         import numpy as np
 
+        self._vocabulary, self._played = vocabulary, played
         self._streams: dict[str, Any] = {}
         self._longest: dict[str, int] = {}
         for request in step.requests:
             for name, _, tokens in first_prompt(step, request)[:2]:
                 self._longest[name] = max(tokens, self._longest.get(name, 0))
         for name, tokens in self._longest.items():
-            self._streams[name] = token_ids(name, tokens, vocabulary)
+            self._streams[name] = self._ids(name, tokens)
         self.first: dict[int, Ids] = {}
         self.fresh: dict[int, list[Ids]] = {}
         for request in step.requests:
             *shared, rest = first_prompt(step, request)
             pieces = [self._streams[name][:tokens] for name, _, tokens in shared]
-            pieces.append(token_ids(rest[0], rest[2], vocabulary))
+            pieces.append(self._ids(rest[0], rest[2]))
             self.first[id(request)] = np.concatenate(pieces)
             self.fresh[id(request)] = [
-                token_ids(
+                self._ids(
                     fresh_tokens(step, request, number),
                     turn.prompt_tokens - turn.shared_prefix_tokens if number else 0,
-                    vocabulary,
                 )
                 for number, turn in enumerate(request.turns)
             ]
+
+    def _ids(self, name: str, tokens: int) -> Ids:
+        stream = name if name == _COMMON else f"{self._played} {name}"
+        return token_ids(stream, tokens, self._vocabulary)
 
     def next_prompt(self, request: AgendaRequest, number: int, sequence: Ids, reply: list[int]) -> Ids:
         """Return the prompt of a later turn: of the sequence so far what is shared, and fresh tokens."""

@@ -152,13 +152,15 @@ class Player:
     def __init__(self, client: TwinClient, route: str | None, vocabulary: int, context: int | None) -> None:
         self._client, self._rule, self._vocabulary, self._context = client, route, vocabulary, context
         self.calls: set[str] = set()  # the ids of those that are open
+        self._played = 0  # steps
         self._prefix, self._number = f"twin-{token_hex(4)}-", count(1)
 
     async def play(self, planned: AgendaStep) -> Played:
         """Play a step; return what was counted."""
         self._demand_room(planned)
         allow_open_files(len(planned.requests))
-        tokens = StepTokens(planned, self._vocabulary)
+        tokens = StepTokens(planned, self._vocabulary, self._played)
+        self._played += 1
         url_of = route_of(planned, self._client.urls, self._rule)
         played = Played(planned.step)
         if planned.is_flushed:
