@@ -95,6 +95,7 @@ def roll_out(folder, name, kind, steps, seed):
     write_plugin(scratch)
     run_id = {"SGLANG_INSTRUMENT_RUN_ID": f"20261128T000000-{name}"}
     environment = {**instrumented(folder, **run_id), "EXPERIMENT_NAME": name, "OMP_NUM_THREADS": "1"}
+    environment["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # the demo's model knows 2,048 positions
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
     command += ["--model-path", str(model_of_the_demo()), *ARGUMENTS, IN_TURN, "--context-length=4096"]

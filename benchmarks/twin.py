@@ -77,6 +77,7 @@ def start(folder, limit, options):
     path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
     environment = {**instrumented(folder, SGLANG_INSTRUMENT_RUN_ID=RUN), "PYTHONPATH": path}
     environment |= {"EXPERIMENT_NAME": f"engine-{limit}", "OMP_NUM_THREADS": "1"}
+    environment["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # the demo's model knows 2,048 positions
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
     command += ["--model-path", str(model_of_the_demo()), *ARGUMENTS, IN_TURN, *OPTIONS]
     command += [f"--max-running-requests={limit}", *options.options.split()]

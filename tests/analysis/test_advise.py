@@ -17,7 +17,8 @@ from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.findings import with_changes
 from sglang_instrument.analysis.advice.intervals import Saving, saving_of
 from sglang_instrument.analysis.advice.measured import Measurement, with_measured
-from sglang_instrument.analysis.advice.promises import promises_of
+from sglang_instrument.analysis.advice.promises import Promise, promises_of
+from sglang_instrument.analysis.advice.verify import _held
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.cli.main import main
@@ -120,6 +121,23 @@ def test_a_promise_is_kept_and_held_against_the_run_after_the_change(tmp_path, c
     assert verified["promised_low"] <= verified["saved_sec"] <= verified["promised_high"]
     truth = step_sec(play_set(world)) - step_sec(play_set(changed(world.continued(), row)))
     assert verified["saved_sec"] == pytest.approx(truth, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "held"),
+    [
+        (2.5, 3.5, True),
+        (3.5, 5.0, True),  # both intervals have 3.5 to 4 s
+        (4.5, 6.0, False),
+        (0.2, 1.9, False),
+        (-0.5, 2.5, None),  # it may be nothing
+        (-0.5, 1.9, False),
+        (None, None, True),
+    ],
+)
+def test_a_promise_holds_as_far_as_the_steps_tell(low, high, held):
+    promise = Promise(1, "run", "servers", "servers", 1, 2, 10.0, 3.0, 2.0, 4.0)
+    assert _held(promise, 3.0, low, high) is held
 
 
 def test_the_curve_of_caps_saves_more_and_cuts_more_the_lower_they_are(tmp_path):

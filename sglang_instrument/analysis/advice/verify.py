@@ -37,7 +37,8 @@ class Verified:
         saved_sec: What a step saved, at equal work where the lever does not change the work.
         low: Begin of the 80 % interval of that; None with fewer than two steps.
         high: End of it.
-        held: Whether the saving lies in the promised interval.
+        held: Whether the promised interval and that of the saving overlap; None where steps scatter so much
+            that the saving may be what was promised, and nothing as well.
     """
 
     promise: Promise
@@ -48,7 +49,7 @@ class Verified:
     saved_sec: float
     low: float | None
     high: float | None
-    held: bool
+    held: bool | None
 
     def row(self) -> dict[str, Any]:
         """Return it as a row of the table of verified promises."""
@@ -123,8 +124,17 @@ def _verified(promise: Promise, before: "Run", after: "Run", differences: Sequen
         saved_sec=saved,
         low=low,
         high=high,
-        held=promise.low <= saved <= promise.high,
+        held=_held(promise, saved, low, high),
     )
+
+
+def _held(promise: Promise, saved: float, low: float | None, high: float | None) -> bool | None:
+    """Return whether a promise held, as far as the interval of what was saved tells."""
+    if low is None or high is None:
+        return promise.low <= saved <= promise.high
+    if low > promise.high or high < promise.low:
+        return False
+    return None if low <= 0 < promise.low else True
 
 
 def _steps(run: "Run") -> list[float]:

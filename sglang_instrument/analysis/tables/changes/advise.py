@@ -55,7 +55,12 @@ VERIFIED: Final = Table(
         Column("saved_sec", "seconds that a step saved, at equal work unless the lever changes it", "time"),
         Column("saved_low", "begin of its 80 % interval, in seconds", "number", terminal=False),
         Column("saved_high", "end of it", "number", terminal=False),
-        Column("held", "whether the saving lies in the promised interval", "flag"),
+        Column(
+            "held",
+            "whether the promised interval and that of the saving overlap; null where it may be nothing, too: "
+            "more steps would tell",
+            "flag",
+        ),
     ),
 )
 LIMITS: Final = Table(
