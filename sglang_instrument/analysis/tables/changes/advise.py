@@ -57,8 +57,8 @@ VERIFIED: Final = Table(
         Column("saved_high", "end of it", "number", terminal=False),
         Column(
             "held",
-            "whether the promised interval and that of the saving overlap; null where it may be nothing, too: "
-            "more steps would tell",
+            "whether the promised interval and that of the saving overlap; null where steps scatter too much "
+            "to tell it from nothing",
             "flag",
         ),
     ),
