@@ -36,6 +36,8 @@ def test_the_agenda_is_what_the_rollout_asked_for(recorded: Recorded) -> None:
         assert step.is_flushed
         assert not step.has_evictions
         assert step.common_prefix_tokens == len(SYSTEM)
+    for turn in (turn for step in steps for turn in step.turns):
+        assert 0 < turn.sent_sec + turn.returned_sec < turn.call_sec  # both sides logged it
     for request in (request for step in steps for request in step.requests):
         plan = recorded.plan[request.request_id]
         asked = [

@@ -42,6 +42,8 @@ class _TurnLine(msgspec.Struct, tag_field="kind", tag="turn", omit_defaults=True
     shared_prefix_tokens: int
     generated_tokens: int
     call_sec: float
+    sent_sec: float = 0.0
+    returned_sec: float = 0.0
     server: str | None = None
     aborted: bool = False
     temperature: float | None = None
@@ -94,6 +96,9 @@ def _lines_of(step: AgendaStep) -> Iterator[dict[str, Any]]:
                 "call_sec": round(turn.call_sec, _DIGITS),
                 "server": turn.server,
             }
+            for name, sec in (("sent_sec", turn.sent_sec), ("returned_sec", turn.returned_sec)):
+                if round(sec, _DIGITS):
+                    line[name] = round(sec, _DIGITS)
             if turn.is_aborted:
                 line["aborted"] = True
             usual = asdict(Sampling())
@@ -165,4 +170,6 @@ def _turn_of(line: _TurnLine) -> AgendaTurn:
         line.server,
         line.aborted,
         Sampling(line.temperature, line.logprobs, line.samples),
+        line.sent_sec,
+        line.returned_sec,
     )

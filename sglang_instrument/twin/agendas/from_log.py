@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.answers.engine.round_trips import ahead_us, of_worker
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.errors import LogError
@@ -43,7 +44,7 @@ def agenda(run: Run, steps: Collection[int] | None = None) -> Agenda:
     calls = server_calls(run).filter(~pl.col("validate"), pl.col("step").is_not_null())
     if steps is not None:
         calls = calls.filter(pl.col("step").is_in(list(steps)))
-    known, missing = _complete(calls, run.name)
+    known, missing = _complete(_with_path(calls, run), run.name)
     requests = _requests(run)
     cache = Cache.of(run)
     if not cache.nodes and not cache.prefixes:
@@ -88,6 +89,17 @@ def _aborts(steps: Iterator[AgendaStep], of_all: int) -> Iterator[str]:
             f"{of_all - had_enough:,} calls were aborted before their worker had enough, or as they waited: "
             "their replies have the tokens that were generated until then"
         )
+
+
+def _with_path(calls: pl.DataFrame, run: Run) -> pl.DataFrame:
+    """Give each call what lay between its caller and its server: `sent_sec`, `returned_sec`; else 0."""
+    served = cached_engine_requests(run).select("rid", served_us="start_us", served_sec="duration_sec")
+    both = calls.join(served.unique("rid"), on="rid", how="left", maintain_order="left")
+    sent = (pl.col("served_us") - pl.col("start_us")) / 1e6
+    returned = (pl.col("end_us") - pl.col("served_us")) / 1e6 - pl.col("served_sec")
+    path = {"sent_sec": sent, "returned_sec": returned}
+    known = {name: sec.clip(0, pl.col("call_sec")).fill_null(0.0) for name, sec in path.items()}
+    return both.with_columns(**known).drop("served_us", "served_sec")
 
 
 def _with_samples(calls: pl.DataFrame, sampling: dict[str, Sampling]) -> pl.DataFrame:

@@ -39,6 +39,8 @@ class AgendaTurn:
         is_aborted: Whether the reply was aborted because its worker had enough: it has the tokens that were
             generated until then, and would have had more.
         sampling: How its tokens were drawn, as far as the log tells.
+        sent_sec, returned_sec: Seconds from the call to its begin at the server, and from its end at the
+            server to its caller: what Ray, a load balancer or a network took. 0 where not both logged it.
     """
 
     prompt_tokens: int
@@ -49,6 +51,8 @@ class AgendaTurn:
     server: str | None = None
     is_aborted: bool = False
     sampling: Sampling = Sampling()
+    sent_sec: float = 0.0
+    returned_sec: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,8 @@ def _turns_of(
                 server=call["server"],
                 is_aborted=call["is_aborted"],
                 sampling=sampling.get(call["rid"], Sampling()),
+                sent_sec=call["sent_sec"],
+                returned_sec=call["returned_sec"],
             )
         )
         before, ended_us = call, call["end_us"]

@@ -12,6 +12,7 @@ import orjson
 
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.extras import install_extra
+from sglang_instrument.twin.playing.call_path import CallPath
 
 try:
     import aiohttp
@@ -49,7 +50,7 @@ class TwinClient:
     def __init__(self, urls: Sequence[str], timeout_sec: float) -> None:
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout_sec = timeout_sec
-        self.retries = 0
+        self.retries, self.path = 0, CallPath()
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SEC)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None), json_serialize=str
@@ -79,6 +80,7 @@ class TwinClient:
         deadline, pause = time.monotonic() + self.timeout_sec, _FIRST_PAUSE_SEC
         while True:
             left = deadline - time.monotonic()
+            begun = time.perf_counter()
             try:
                 if left <= 0:
                     raise asyncio.TimeoutError
@@ -88,8 +90,10 @@ class TwinClient:
             except aiohttp.ClientError as reason:
                 raise TwinError(f"{url}: the server is gone: {type(reason).__name__}: {reason}") from None
             if status == 200:
-                replies = orjson.loads(answer)
-                return cast("list[dict[str, Any]]", replies if isinstance(replies, list) else [replies])
+                decoded = orjson.loads(answer)
+                replies = cast("list[dict[str, Any]]", decoded if isinstance(decoded, list) else [decoded])
+                self.path.count(time.perf_counter() - begun, replies)
+                return replies
             if status not in _BUSY:
                 words = answer[:300].decode(errors="replace")
                 raise TwinError(f"{url} refuses {asked}: HTTP {status}: {words}")

@@ -279,7 +279,13 @@ class Player:
             calls.add(rid)
         with span("generate", rid=rid, server=url.partition("://")[2]) as record:
             late = time.perf_counter() - due
+            before_sec, after_sec = self._client.path.missing_sec(turn)
+            await enough.until(time.perf_counter() + before_sec)
+            if enough.is_reached:
+                record.add(finish_reason="abort")
+                return []
             replies = await self._client.generate(url, rid, prompt, tokens, turn.sampling)
+            await enough.until(time.perf_counter() + after_sec)
             metas = [reply["meta_info"] for reply in replies]
             reported = {
                 name: sum(meta[key] for meta in metas)
