@@ -91,6 +91,7 @@ EVENT_PARTS: Final = {
     "weights_update": {"weights"},
     "decode": {"decode"},
     "prefill": {"prefill"},
+    "reading": {"prefix"},
     "queue": {"queue"},
     "network": {"network"},
     "tokenizer": {"tokenizer"},

@@ -51,8 +51,8 @@ def find_lost_caches(evidence: Evidence) -> Findings:
         usual: Any = others.quantile(_USUAL, "nearest")
         if len(others) + 1 < _FEWEST_STEPS or usual < SOME_SHARE or row["share"] >= _COLLAPSED * usual:
             continue
-        again = read_again(later.filter(*(pl.col(name) == row[name] for name in STEP)), usual)
-        lost = lost_by(evidence, again)
+        again = read_again(evidence, later.filter(*(pl.col(name) == row[name] for name in STEP)), usual)
+        lost = lost_by(evidence, again, in_flow=True)
         if lost is None:
             continue
         lost_sec, calls = lost

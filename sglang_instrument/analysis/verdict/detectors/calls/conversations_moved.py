@@ -52,8 +52,8 @@ def find_moved_conversations(evidence: Evidence) -> Findings:
     usual = stayed.select(hit_share()).item()
     steps = []
     for _, part in moved.group_by(STEP, maintain_order=True) if usual >= SOME_SHARE else ():
-        again = read_again(part, usual)
-        lost = lost_by(evidence, again)
+        again = read_again(evidence, part, usual)
+        lost = lost_by(evidence, again, in_flow=True)
         if lost is not None:
             row = {name: part[name][0] for name in STEP}
             numbers = {

@@ -63,7 +63,8 @@ _WAY: Final = "network"
 _MOST: Final = 0.5  # of a server's steps: then the finding is of the run
 _WORDS: Final = {
     "decode": "decoded {times:.1f} times as long a token as the other servers at that load",
-    "prefill": "took {times:.1f} times as long for a prefill as the other servers",
+    "prefill": "took {times:.1f} times as long for a prefill as the other servers for as many tokens",
+    "reading": "read {times:.1f} times as much of its prompts as the other servers, whose caches had the rest",
     "network": "was {times:.1f} times as far away as the other servers, {sec} a call",
     "tokenizer": "took {times:.1f} times as long outside of its scheduler as the other servers, {sec} a call",
     "queue": "let its calls queue {times:.1f} times as long as the other servers, {sec} a call",
@@ -199,13 +200,13 @@ def _excess(mine: pl.DataFrame, table: pl.DataFrame, part: str) -> pl.DataFrame:
     slow = mine.join(table.select(*STEP, "off"), on=STEP, maintain_order="left")
     sec, floor = pl.col(f"{part}_sec"), FLOOR_SEC[part]
     share = 1 - (-pl.col("off")).exp()
-    if part == "decode":
+    if part in ("decode", "prefill", "reading"):
         excess = sec * share
     else:
         mean = (sec.mean().over(STEP) + floor) * share
         excess = sec * (mean / sec.mean().over(STEP)).clip(upper_bound=1.0)
-        if part == "prefill":
-            excess += pl.col("held_sec") * share
+    if part in ("prefill", "reading"):
+        excess += pl.col("held_sec") * share
     return slow.with_columns(excess_sec=excess.clip(lower_bound=0.0)).filter(pl.col("excess_sec") > 0)
 
 

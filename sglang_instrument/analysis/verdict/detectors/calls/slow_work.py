@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -60,6 +60,8 @@ CAUSES: Final = (
         "look at what the rewards share: a service, a model, a pool; `requests LOGS{step}{worker}`",
     ),
 )
+_SHARED: Final = frozenset({"tool", "reward", "interaction"})  # what a pool of all workers may serve
+_FAR_MORE: Final = 2.0  # times as slow, in logarithms, as all workers of the step were
 _CHANCE: Final = 1e-3  # largest allowed probability that random calls make any worker look this slow
 
 
@@ -68,7 +70,8 @@ def find_slow_work(evidence: Evidence) -> Findings:
     """Yield a finding for each kind of work that was slow in the median of a worker's calls.
 
     The physical fact: most of its calls took longer than their kind takes. Tools are of a kind if they have
-    one name. What most workers of a step share is explained before its workers are compared.
+    one name. What most workers of a step share is explained before its workers are compared; unless one
+    worker of the step was slower by far more than all of them: then its calls filled what they share.
     """
     by_name = list(slow_tools(evidence))
     yield from by_name
@@ -83,10 +86,52 @@ def find_slow_work(evidence: Evidence) -> Findings:
 
 def _of_kind(evidence: Evidence, kind: str, work: Work) -> Iterator[Explained]:
     timed, effects = work
-    of_steps = list(_slow_steps(evidence, kind, timed, effects.slow))
+    fillers = _fillers(timed, effects.slow) if kind in _SHARED else pl.DataFrame()
+    filled = list(_slow_steps_by_worker(evidence, kind, timed, fillers))
+    rest = effects.slow
+    if filled:
+        named = pl.DataFrame([place_of(vars(answer.finding)) for answer in filled])
+        rest = rest.join(named, on=STEP, how="anti")
+    of_steps = [*filled, *_slow_steps(evidence, kind, timed, rest)]
     yield from of_steps
-    rest = less_time(timed, [finding.calls for finding in of_steps]) if of_steps else timed
-    yield from _slow_workers(evidence, kind, timed_calls(rest, kind) if of_steps else timed)
+    unexplained = less_time(timed, [answer.calls for answer in of_steps]) if of_steps else timed
+    yield from _slow_workers(evidence, kind, timed_calls(unexplained, kind) if of_steps else timed)
+
+
+def _fillers(timed: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+    """Return for slow steps the worker that was slower than the others by far more than all of them were.
+
+    Returns:
+        step, validate, worker; `excess` above the others, `shared_excess` of all of them above the usual.
+    """
+    groups = worker_medians(timed)
+    workers = slow_workers(groups, WORK_LIMITS)
+    shared = slow.select(*STEP, shared_excess="excess")
+    far = workers.join(shared, on=STEP).filter(pl.col("excess") > _FAR_MORE * pl.col("shared_excess"))
+    if far.is_empty():
+        return far
+    far = far.join(_not_by_chance(timed, groups, workers).select(STEP_OF_WORKER), on=STEP_OF_WORKER)
+    return far.sort("excess", "worker", descending=[True, False]).unique(STEP, keep="first").sort(STEP)
+
+
+def _slow_steps_by_worker(
+    evidence: Evidence, kind: str, timed: pl.DataFrame, fillers: pl.DataFrame
+) -> Iterator[Explained]:
+    """Yield a finding about each worker whose calls filled what all workers of its step share."""
+    for row in fillers.iter_rows(named=True):
+        of_step = timed.filter(*(pl.col(name) == row[name] for name in STEP))
+        more = pl.when(pl.col("worker") == row["worker"]).then(row["excess"]).otherwise(0.0)
+        calls = excess_of(of_step.with_columns(excess=row["shared_excess"] + more))
+        lost = evidence.worth(evidence.lost_in_requests(calls))
+        if lost.is_empty():
+            continue
+        lost_sec, times = float(lost["lost_sec"][0]), math.exp(row["excess"])
+        sentence = (
+            f"{where(row)} took {times:.1f} times the {kind} time per {UNITS[kind]} of the other workers, "
+            f"whose own was {math.exp(row['shared_excess']):.1f} times the usual beside it; "
+            f"{seconds(lost_sec)} lost"
+        )
+        yield _of_worker(kind, row, lost_sec, sentence, calls)
 
 
 def _slow_steps(
@@ -129,16 +174,22 @@ def _slow_workers(evidence: Evidence, kind: str, timed: pl.DataFrame) -> Iterato
             f"{where(row)} took {times:.1f} times the {kind} time per {UNITS[kind]} of the other workers; "
             f"{seconds(lost_sec)} lost"
         )
-        finding = Finding(
-            cause=kind,
-            scope="worker",
-            lost_sec=lost_sec,
-            sentence=sentence,
-            **place_of(row),
-            event=kind,
-            evidence={"times": times, "calls": row["calls"]},
-        )
-        yield Explained(finding, of_worker[row["step"], row["validate"], row["worker"]])
+        yield _of_worker(kind, row, lost_sec, sentence, of_worker[row["step"], row["validate"], row["worker"]])
+
+
+def _of_worker(
+    kind: str, row: dict[str, Any], lost_sec: float, sentence: str, calls: pl.DataFrame
+) -> Explained:
+    finding = Finding(
+        cause=kind,
+        scope="worker",
+        lost_sec=lost_sec,
+        sentence=sentence,
+        **place_of(row),
+        event=kind,
+        evidence={"times": math.exp(row["excess"]), "calls": row["calls"]},
+    )
+    return Explained(finding, calls)
 
 
 def _not_by_chance(timed: pl.DataFrame, groups: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:

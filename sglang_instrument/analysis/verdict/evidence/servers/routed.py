@@ -7,6 +7,7 @@ import polars as pl
 from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.prefills import held_by_reading, with_times
 
 FEWEST_CALLS: Final = 8  # with fewer calls, their share in the cache is not judged
 SOME_SHARE: Final = 0.3  # of the expected tokens; where less is usual, nothing can collapse
@@ -31,15 +32,28 @@ def hit_share() -> pl.Expr:
     return pl.min_horizontal("cached_tokens", "expected_tokens").sum() / pl.col("expected_tokens").sum()
 
 
-def read_again(calls: pl.DataFrame, usual: float) -> pl.DataFrame:
-    """Return the calls that read more of their prompt than usual, and the seconds that this took.
+def read_again(evidence: Evidence, calls: pl.DataFrame, usual: float) -> pl.DataFrame:
+    """Return the calls that lost time because prompts were read that caches should have had.
 
-    The prefill of a call took the longer, the more tokens it read: those of other calls in its batch, too.
+    The prefill of a call takes the longer, the more tokens its batch reads; and the calls that a server runs
+    wait while it reads. Where servers do not log that, only the prefills of these calls are known.
+
+    Args:
+        evidence: The evidence.
+        calls: Later calls of a step.
+        usual: The share of the expected tokens that caches usually have.
+
+    Returns:
+        Calls of the step with missing_tokens, and `excess_sec`.
     """
     missing = (usual * pl.col("expected_tokens") - pl.col("cached_tokens")).clip(lower_bound=0.0)
     read = pl.col("prompt_tokens") - pl.col("cached_tokens")
     rows = calls.with_columns(missing_tokens=missing).filter((_MISSING > 0) & (read > 0))
-    return rows.with_columns(excess_sec=pl.col("prefill_sec") * (_MISSING / read).clip(upper_bound=1.0))
+    timed = with_times(evidence, in_step_of(evidence.served, calls))
+    if rows.is_empty() or timed.is_empty():
+        return rows.with_columns(excess_sec=pl.col("prefill_sec") * (_MISSING / read).clip(upper_bound=1.0))
+    timed = timed.join(rows.select("rid", "missing_tokens"), on="rid", how="left", maintain_order="left")
+    return held_by_reading(timed.with_columns(_MISSING.fill_null(0.0)))
 
 
 def lost_by(
@@ -66,9 +80,10 @@ def lost_by(
 
 
 def lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) -> pl.DataFrame:
-    """Return what steps lost that do not wait for their last request: those aborted, and those that overlap.
+    """Return what steps lost that do not wait for their last request.
 
-    There requests flow, and no single one decides: a step takes as long as its calls together, over how many
+    These are steps whose requests were aborted, steps that overlap, and all where requests flow through the
+    workers. There requests flow, and no single one decides: a step takes as long as its calls together, over how many
     of them are in flight at once (Little's law).
 
     Args:
@@ -84,7 +99,7 @@ def lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) 
     aborted = evidence.digest.requests.filter(finish_reason="abort").select(STEP).unique()
     aborted = aborted.with_columns(aborts=pl.lit(value=True))
     flows = windows.join(aborted, on=STEP, how="left").filter(
-        pl.col("overlaps") | pl.col("aborts").fill_null(value=False)
+        pl.lit(evidence.flows) | pl.col("overlaps") | pl.col("aborts").fill_null(value=False)
     )
     spent = calls.group_by(STEP).agg(spent_sec=pl.col("call_sec").sum())
     late = delays.group_by(STEP).agg(late_sec=pl.col("excess_sec").sum())

@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.timing.open_spans import integral
 from sglang_instrument.analysis.verdict.evidence.effects import FEWEST_STEPS, SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.servers.held_calls import held_by_updates
+from sglang_instrument.analysis.verdict.evidence.servers.prefills import with_times, with_usual_prefill
+from sglang_instrument.analysis.verdict.evidence.servers.rates import fit_rate
 from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 #: The parts of a call that its server decides, causes before consequences: a slow decode makes a queue.
-PARTS: Final = ("decode", "prefill", "network", "tokenizer", "queue")
+PARTS: Final = ("decode", "prefill", "reading", "network", "tokenizer", "queue")
 #: From how many times as long as at the other servers on a part is out of the ordinary.
-TIMES: Final = {"decode": 1.25, "prefill": 2.0, "network": 2.0, "tokenizer": 2.0, "queue": 2.0}
+TIMES: Final = {"decode": 1.25, "prefill": 2.0, "reading": 2.0, "network": 2.0, "tokenizer": 2.0, "queue": 2.0}
 #: Seconds a call below which differences are nothing: added to both sides of a ratio.
-FLOOR_SEC: Final = {"decode": 0.0, "prefill": 0.02, "network": 0.05, "tokenizer": 0.05, "queue": 0.1}
+FLOOR_SEC: Final = {
+    **{"decode": 0.0, "prefill": 0.02, "reading": 0.02},
+    **{"network": 0.05, "tokenizer": 0.05, "queue": 0.1},
+}
 _SPREADS: Final = {
     "decode": 4.0
 }  # of the load that was fitted, so the ratio varies little; 6 for other parts
@@ -35,40 +39,27 @@ _LEAST_SPREAD: Final = 0.03
 _LOADED: Final = 1.3  # times the mean calls of the servers of a step
 _FEWEST: Final = 5  # calls of a server in a step
 _FEWEST_TOKENS: Final = 8  # of a reply, for its decode to be timed
-_ROUNDS: Final = 8  # of fitting, each without what was far off
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def server_parts(evidence: Evidence) -> pl.DataFrame:
     """Return the calls of a run with what each part took, and what it usually takes in this run.
 
     Returns:
-        The columns of `Evidence.served`; for each part of `PARTS` `PART_sec`, and `decode_usual_sec`: what so
-        many tokens take with so many calls at once, without the prefills of other calls meanwhile, by a fit
-        to all calls. Empty where the servers did not log.
+        The columns of `Evidence.served`, and those that `with_times` adds; for each part of `PARTS` `PART_sec`;
+        of two what is usual in this run, by fits to all calls: `decode_usual_sec`, what so many tokens take
+        with so many calls at once, without the prefills of other calls meanwhile, and `prefill_usual_sec`,
+        what as many tokens take to read. Empty where the servers did not log.
     """
-    if evidence.run is None or evidence.served.is_empty():
+    calls = with_times(evidence, evidence.served)
+    if calls.is_empty() or calls["server"].n_unique() < 2:
         return pl.DataFrame()
-    inside = cached_engine_requests(evidence.run).select(
-        "rid", "duration_sec", "transfer_sec", "retracted_sec", served_us="start_us"
-    )
-    calls = evidence.served.join(inside, on="rid", maintain_order="left")
-    calls = calls.drop_nulls(["server", "queue_sec", "prefill_sec", "decode_sec", "duration_sec", "call_sec"])
-    if calls["server"].n_unique() < 2:
-        return pl.DataFrame()
-    spent = pl.sum_horizontal(
-        *("queue_sec", "prefill_sec", "decode_sec"),
-        *(pl.col(name).fill_null(0.0) for name in ("transfer_sec", "retracted_sec")),
-    )
-    calls = calls.with_columns(
-        network_sec=(pl.col("call_sec") - pl.col("duration_sec")).clip(lower_bound=0.0),
-        tokenizer_sec=(pl.col("duration_sec") - spent).clip(lower_bound=0.0),
-    )
+    network = (pl.col("call_sec") - pl.col("duration_sec")).clip(lower_bound=0.0)
     held = held_by_updates(evidence).select("rid", "held_sec")
+    calls = calls.with_columns(network_sec=network)
     calls = calls.join(held, on="rid", how="left", maintain_order="left")
     waited = (pl.col("tokenizer_sec") - pl.col("held_sec").fill_null(0.0)).clip(lower_bound=0.0)
     calls = _with_usual_decode(calls.with_columns(tokenizer_sec=waited).drop("held_sec"))
+    calls = with_usual_prefill(calls).with_columns(reading_sec="prefill_sec")
     return _served_throughout(calls, silences_of(evidence))
 
 
@@ -87,7 +78,7 @@ def _with_usual_decode(calls: pl.DataFrame) -> pl.DataFrame:
     tokens = (pl.col("completion_tokens") - 1).clip(lower_bound=0)
     calls = calls.with_columns(decode_sec=pl.col("decode_sec") - pl.col("held_sec"), tokens=tokens)
     timed = calls.filter((pl.col("tokens") >= _FEWEST_TOKENS) & (pl.col("decode_sec") > 0))
-    constant, slope = _fit(
+    constant, slope = fit_rate(
         timed["tokens"].to_numpy(), timed["at_once"].to_numpy(), timed["decode_sec"].to_numpy()
     )
     usual = pl.col("tokens") * (constant + slope * pl.col("at_once"))
@@ -96,37 +87,13 @@ def _with_usual_decode(calls: pl.DataFrame) -> pl.DataFrame:
 
 def _with_load(calls: pl.DataFrame) -> pl.DataFrame:
     """Add to the calls of a server how many decoded beside each, and how long other prefills held it up."""
-    first = calls["served_us"].to_numpy() / 1e6 + calls["tokenizer_sec"].to_numpy()
-    admitted = first + calls["queue_sec"].to_numpy()
-    first = admitted + calls["prefill_sec"].to_numpy()
-    end = first + calls["decode_sec"].to_numpy()
+    admitted, first, end = (calls[name].to_numpy() for name in ("admitted", "first", "end"))
     sec = np.maximum(end - first, 1e-9)
     running = integral(first, end)
     prefilling = integral(admitted, first, union=True)
     at_once = (running(end) - running(first)) / sec
     held = np.minimum(prefilling(end) - prefilling(first), 0.9 * sec)
     return calls.with_columns(at_once=pl.Series(at_once), held_sec=pl.Series(np.maximum(held, 0.0)))
-
-
-def _fit(tokens: Array, at_once: Array, sec: Array) -> tuple[float, float]:
-    """Return seconds a token, and the same for each call at once, without the calls that are far off."""
-    if len(sec) == 0:
-        return 0.0, 0.0
-    rate = sec / tokens
-    keep = np.ones(len(rate), dtype=bool)
-    constant, slope = float(np.median(rate)), 0.0
-    for _ in range(_ROUNDS):
-        weights = np.sqrt(tokens[keep])
-        columns = np.stack([np.ones(keep.sum()), at_once[keep]], axis=1) * weights[:, None]
-        (constant, slope), *_ = np.linalg.lstsq(columns, rate[keep] * weights, rcond=None)
-        if slope < 0 or constant < 0:
-            constant, slope = float(np.median(rate[keep])), 0.0
-        off = np.abs(np.log(rate / np.maximum(constant + slope * at_once, 1e-9)))
-        middle = float(np.median(off[keep]))
-        keep = off <= max(0.1, 3.0 * 1.4826 * middle)
-        if keep.sum() < _FEWEST:
-            break
-    return float(constant), float(slope)
 
 
 def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
@@ -138,24 +105,21 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
 
     Returns:
         step, validate, server; mean_sec: of a call; off: the logarithm of how many times as long as at the
-        other servers of the step (their median) the part took; spread: of `off` about its server's
-        middle, or from step to step, whichever is smaller; peers: how many other servers; is_alone: whether
-        one worker alone calls it, and calls no other.
+        other servers of the step (their median) the part took: a decode and a prefill for their tokens,
+        reading for the tokens of the prompts; spread: of `off`, or of a server's own times, about its
+        server's middle, or from step to step, whichever is smallest; peers: how many other servers; is_alone:
+        whether one worker alone calls it, and calls no other.
     """
-    floor = FLOOR_SEC[part]
     is_alone = (pl.col("worker").n_unique().over("server") == 1) & (
         pl.col("server").n_unique().over("worker") == 1
     )
     if part == "decode":
         calls = calls.filter((pl.col("tokens") >= _FEWEST_TOKENS) & (pl.col("decode_usual_sec") > 0))
-        value = (pl.col("decode_sec").sum() / pl.col("decode_usual_sec").sum()).log()
-    else:
-        value = (pl.col(f"{part}_sec").mean() + floor).log()
     cells = (
         calls.with_columns(is_alone=is_alone)
         .group_by(*STEP, "server")
         .agg(
-            value=value,
+            value=_value(part),
             mean_sec=pl.col(f"{part}_sec").mean(),
             calls=pl.len(),
             is_alone=pl.col("is_alone").all(),
@@ -174,10 +138,28 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
         return pl.DataFrame()
     table = pl.DataFrame(rows)
     changes = table.select(pl.col("off").diff().over("validate", "server")).to_series().drop_nulls()
-    around = table.select(pl.col("off") - pl.col("off").median().over("validate", "server")).to_series()
+    around = [_around(table, name) for name in ("off", "value")]
     # A server that is slow in one step changes twice; one that is slow from a step on is far from its middle.
-    spread = min(robust_spread(changes / math.sqrt(2), _LEAST_SPREAD), robust_spread(around, _LEAST_SPREAD))
-    return table.with_columns(spread=pl.lit(spread))
+    # Of two servers, one of which is slow, both are far from each other: their own times tell how they vary.
+    spreads = [robust_spread(series, _LEAST_SPREAD) for series in (changes / math.sqrt(2), *around)]
+    return table.with_columns(spread=pl.lit(min(spreads)))
+
+
+def _value(part: str) -> pl.Expr:
+    """Return the logarithm of what a part took at a server in a step: for its work, where that is known."""
+    floor = FLOOR_SEC[part]
+    if part == "decode":
+        return (pl.col("decode_sec").sum() / pl.col("decode_usual_sec").sum()).log()
+    if part == "prefill":
+        return ((pl.col("prefill_sec").mean() + floor) / (pl.col("prefill_usual_sec").mean() + floor)).log()
+    if part == "reading":
+        return ((pl.col("prefill_usual_sec").mean() + floor) / pl.col("prompt_tokens").mean()).log()
+    return (pl.col(f"{part}_sec").mean() + floor).log()
+
+
+def _around(table: pl.DataFrame, name: str) -> pl.Series:
+    """Return how far each value of a server is from the middle of its steps."""
+    return table.select(pl.col(name) - pl.col(name).median().over("validate", "server")).to_series()
 
 
 def slow_cells(cells: pl.DataFrame, part: str) -> pl.DataFrame:
