@@ -49,6 +49,7 @@ PARTS: Final = {
     "tool": {"tool", "pool"},
     "reward": {"reward"},
     "late-start": {"start"},
+    "always-late": {"start"},
     "blocked-loop": {"loop"},
     "preprocess": {"preprocess"},
     "post-processing": {"postprocess"},

@@ -1,5 +1,6 @@
 """Write what the processes of a world record, in the form of the log."""
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ import msgspec
 from sglang_instrument.recording.keep.line_types import LogLine
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, LOG_VERSION, STEP_CLOSED
 from sglang_instrument.testing.world.rollout.shape import WorldShape
+from sglang_instrument.testing.world.serving.calls import ServerShape
 from sglang_instrument.testing.world.serving.records import WorldRecord
 
 EPOCH_US: Final = int(datetime(2026, 2, 3, 9, tzinfo=timezone.utc).timestamp()) * 1_000_000
@@ -16,17 +18,23 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class WorldWriter:
-    """Writes the files of a world: each by a process, on a host with a clock of its own."""
+    """Writes the files of a world: each by a process, on a host with a clock of its own.
 
-    def __init__(self, folder: Path, shape: WorldShape) -> None:
-        self._folder, self._shape = folder, shape
+    Args:
+        folder: Where.
+        shape: Of the world.
+        servers: The settings of each server, which a fault may have changed.
+    """
+
+    def __init__(self, folder: Path, shape: WorldShape, servers: Sequence[ServerShape]) -> None:
+        self._folder, self._shape, self._servers = folder, shape, servers
         self._run_id = f"world-{shape.seed.replace(' ', '-').replace('/', '-')}"
 
     def write(self, files: dict[str, list[WorldRecord]]) -> None:
         """Write all files, and what each process is."""
         processes: dict[str, dict[str, Any]] = {}
         for name, records in files.items():
-            process = RecordingProcess(name, self._shape)
+            process = RecordingProcess(name, self._shape, self._servers)
             path = self._folder / f"{name}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(_ENCODER.encode_lines(process.lines(records, self._run_id)))
@@ -40,8 +48,8 @@ class WorldWriter:
 class RecordingProcess:
     """The process that writes a file: its role, its number, its host, its clock."""
 
-    def __init__(self, file: str, shape: WorldShape) -> None:
-        self._shape = shape
+    def __init__(self, file: str, shape: WorldShape, servers: Sequence[ServerShape]) -> None:
+        self._shape, self._servers = shape, servers
         folder, _, self.name = file.partition("/")
         self._role, _, rank = self.name.replace("_tp0", "").rpartition("_")
         self._rank = int(rank)
@@ -66,7 +74,7 @@ class RecordingProcess:
         facts |= {"pid": self._pid, "log_closed": True}
         if self._role not in ("server", "scheduler"):
             return facts
-        server = self._shape.server
+        server = self._servers[self._rank]
         settings: dict[str, Any] = {
             "max_running_requests": server.max_running,
             "chunked_prefill_size": server.chunk_tokens,

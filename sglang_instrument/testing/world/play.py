@@ -74,5 +74,7 @@ def cost_of(usual: dict[int, float], planted: dict[int, float], fault: WorldFaul
 def write_world(folder: Path, stage: Stage) -> Path:
     """Write the log of a world; return its folder."""
     with uncollected():
-        WorldWriter(folder, stage.shape).write(stage.records.files)
+        WorldWriter(folder, stage.shape, [server.shape for server in stage.servers]).write(
+            stage.records.files
+        )
     return folder

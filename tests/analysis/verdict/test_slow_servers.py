@@ -62,10 +62,10 @@ def test_a_slow_server_is_the_first_finding(name, cause, part, tmp_path):
     )
 
 
-def test_a_server_without_a_prefix_cache_is_slow_in_its_prefills(tmp_path):
+def test_a_server_without_a_prefix_cache_is_named_by_what_it_reads_again(tmp_path):
     findings, fault = world_findings(even(ROUTED, seed=3), tmp_path, "server: no prefix cache")
     first = findings[0]
-    assert (first.cause, first.event) == ("slow-server", "prefill")
+    assert (first.cause, first.event) == ("slow-server", "reading")
     assert first.evidence["server"] == f"server_{fault.server}"
 
 

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from sglang_instrument.analysis.advice.evidence.names import NamedSetting, setting_of
+from sglang_instrument.analysis.advice.evidence.names import NamedSetting, setting_of, values_by_process
 from sglang_instrument.analysis.advice.evidence.playback import MOST_CALLS, Playback
+from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
 from sglang_instrument.analysis.answers.routing.gauges import gauge_table
 from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.changes.replaying.pools import PooledCalls
@@ -42,6 +43,22 @@ class Grounds:
     def setting(self, key: str) -> NamedSetting:
         """Return a setting, one of `names.NAMES`."""
         return setting_of(self.settings, key)
+
+    def by_server(self, key: str) -> dict[str, NamedSetting]:
+        """Return a setting of each server with calls, as its process, or its scheduler's, recorded it."""
+        known = values_by_process(self.settings, key)
+        names = cached_engine_requests(self.run).select("server", "scheduler").drop_nulls("server").unique()
+        pairs = sorted(names.iter_rows(), key=str)
+        return {
+            server: known[process]
+            for server, scheduler in pairs
+            for process in (scheduler, server)
+            if process in known
+        }
+
+    def differs_by_server(self, key: str) -> bool:
+        """Return whether servers have different values of a setting: then no value is that of the run."""
+        return len({setting.value for setting in self.by_server(key).values()}) > 1
 
     @cached_property
     def pools(self) -> PooledCalls:

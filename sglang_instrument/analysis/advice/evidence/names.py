@@ -77,6 +77,8 @@ NAMES: Final[dict[str, SettingNames]] = {
 def setting_of(settings: Sequence[Setting], key: str) -> NamedSetting:
     """Return a setting of a run; one that is set, rather than one that is None.
 
+    Of an engine's setting that differs by process, it is the first: `values_by_process` has them all.
+
     Args:
         settings: Those of the run.
         key: One of `NAMES`.
@@ -93,3 +95,17 @@ def setting_of(settings: Sequence[Setting], key: str) -> NamedSetting:
         return known
     recorded_by = _OF_ENGINE if names.is_engines else _OF_TRAINER
     return NamedSetting(names.usual, None, recorded_by if names.last else "")
+
+
+def values_by_process(settings: Sequence[Setting], key: str) -> dict[str, NamedSetting]:
+    """Return a setting by the name of the process that recorded it; its value is None where it is not set.
+
+    Args:
+        settings: Those of the run.
+        key: One of `NAMES`.
+    """
+    by_process: dict[str, list[Setting]] = {}
+    for setting in settings:
+        by_process.setdefault(setting.process, []).append(setting)
+    known = {process: setting_of(recorded, key) for process, recorded in by_process.items()}
+    return {process: setting for process, setting in known.items() if not setting.not_recorded}

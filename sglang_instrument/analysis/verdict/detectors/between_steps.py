@@ -69,7 +69,9 @@ def _without_slow_updates(evidence: Evidence, growth: pl.DataFrame) -> pl.DataFr
         return growth
     updates = updates_of(evidence.weight_spans, pl.DataFrame(schema=CALLS))
     late = [row["step"] for row in updates if last_server_longer_sec(row) is not None]
-    return growth.filter(~((pl.col("event") == _UPDATE) & pl.col("step").is_in(late)))
+    # Where rollout and training overlap, the gap after a step has the update of the trainer's next step.
+    near = pl.col("step").is_in(late) | (pl.col("step") + 1).is_in(late)
+    return growth.filter(~((pl.col("event") == _UPDATE) & near))
 
 
 def _slow_gaps(gaps: Gaps, growth: pl.DataFrame) -> pl.DataFrame:

@@ -149,7 +149,11 @@ def phases_in_gaps(paths: Paths) -> pl.DataFrame:
     gaps = paths.windows.select(*STEP, from_us="done_us", to_us="next_us")
     pieces = overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), phases)
     pieces = pieces.unique([*STEP, "number"]).join(of_steps, on=["of_step", "event"], how="left")
-    whole = pieces.group_by(*STEP, "event").agg(pl.col("whole_sec").sum(), pl.col("usual_sec").max())
+    by_own_step = pieces.group_by(*STEP, "event", "of_step").agg(
+        pl.col("whole_sec").sum(), pl.col("usual_sec").max()
+    )
+    # A gap may hold a phase of several steps of the trainer.
+    whole = by_own_step.group_by(*STEP, "event").agg(pl.col("whole_sec", "usual_sec").sum())
     inside = between_steps(paths).join(whole, on=[*STEP, "event"], how="left", maintain_order="left")
     unrecorded = median_of_others("sec", ["validate", "event"])
     usual = pl.when(pl.col("event") == NOT_RECORDED).then(unrecorded).otherwise("usual_sec")

@@ -87,10 +87,13 @@ def schedule_policy(grounds: Grounds) -> Iterator[ProposedChange]:
 def router_policy(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield a router's policy by load, where requests queue at one server while another is half empty."""
     named = grounds.calls.drop_nulls(["server", "queue_sec", "call_sec"])
-    if named.is_empty() or named["server"].n_unique() < 2:
+    named = named.filter(pl.col("server").n_unique().over("worker") > 1)  # elsewhere nothing is routed
+    if named.is_empty():
         return
+    # Without the queue: one at a server that runs few requests at once is no load that a router sent there.
+    running = pl.col("call_sec") - pl.col("queue_sec")
     by_server = named.group_by("server").agg(
-        load=pl.col("call_sec").sum(), queue=pl.col("queue_sec").sum() / pl.col("call_sec").sum()
+        load=running.sum(), queue=pl.col("queue_sec").sum() / pl.col("call_sec").sum()
     )
     busiest = by_server.sort("load").row(-1, named=True)
     mean: Any = by_server["load"].mean()

@@ -20,7 +20,7 @@ def kv_cache(grounds: Grounds) -> Iterator[ProposedChange]:
     """
     limit, share = grounds.playback.served.limit, grounds.full_share()
     running = grounds.setting("running limit").value
-    if limit is None or grounds.queued_share < _LEAST_QUEUE:
+    if limit is None or grounds.differs_by_server("running limit") or grounds.queued_share < _LEAST_QUEUE:
         return
     if isinstance(running, int):
         if limit >= _NEAR * running:

@@ -17,6 +17,8 @@ _ENOUGH: Final = 0.9  # of the most that any limit saves
 @lever("running limit", "simulated", "queue", "engine", "slow-calls", "slow-call", model_error=0.08)
 def running_limit(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the smallest limit that saves nine tenths of what the best one saves, if the cache has room."""
+    if grounds.differs_by_server("running limit"):  # `unequal_servers` says it of the server
+        return
     limit = grounds.playback.served.limit
     share = grounds.full_share()
     if limit is None or (share is not None and share > _FULL):

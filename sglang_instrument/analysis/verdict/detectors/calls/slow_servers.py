@@ -64,7 +64,7 @@ _MOST: Final = 0.5  # of a server's steps: then the finding is of the run
 _WORDS: Final = {
     "decode": "decoded {times:.1f} times as long a token as the other servers at that load",
     "prefill": "took {times:.1f} times as long for a prefill as the other servers for as many tokens",
-    "reading": "read {times:.1f} times as much of its prompts as the other servers, whose caches had the rest",
+    "reading": "read {times:.1f} times as much of its prompts as the other servers, whose caches had more",
     "network": "was {times:.1f} times as far away as the other servers, {sec} a call",
     "tokenizer": "took {times:.1f} times as long outside of its scheduler as the other servers, {sec} a call",
     "queue": "let its calls queue {times:.1f} times as long as the other servers, {sec} a call",
@@ -83,10 +83,10 @@ def find_slow_servers(evidence: Evidence) -> Findings:
     calls = server_parts(evidence)
     if calls.is_empty():
         return
-    yield from _slow_ways(evidence, calls)
     alone = _callers_of_one(calls)
     cells = {part: server_cells(calls, part) for part in PARTS}
     slow = {part: slow_cells(table, part) for part, table in cells.items()}
+    yield from _slow_ways(evidence, _but_of(calls, slow[_WAY]))
     names = sorted({name for table in slow.values() if not table.is_empty() for name in table["server"]})
     for server in names:
         of_server = {
@@ -95,6 +95,11 @@ def find_slow_servers(evidence: Evidence) -> Findings:
         of_server = {part: table for part, table in of_server.items() if len(table)}
         if server not in alone or set(of_server) == {QUEUE.name}:
             yield from _of_server(evidence, calls, cells, of_server, server, alone.get(server))
+
+
+def _but_of(calls: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls without those of servers that are far from all workers."""
+    return calls if slow.is_empty() else calls.join(slow, on="server", how="anti")
 
 
 def _slow_ways(evidence: Evidence, calls: pl.DataFrame) -> Iterator[Explained]:
@@ -197,10 +202,12 @@ def _excess(mine: pl.DataFrame, table: pl.DataFrame, part: str) -> pl.DataFrame:
 
     A prefill holds up the calls that decode meanwhile, too.
     """
-    slow = mine.join(table.select(*STEP, "off"), on=STEP, maintain_order="left")
+    slow = mine.join(table.select(*STEP, "off", "value"), on=STEP, maintain_order="left")
     sec, floor = pl.col(f"{part}_sec"), FLOOR_SEC[part]
     share = 1 - (-pl.col("off")).exp()
-    if part in ("decode", "prefill", "reading"):
+    if part in ("decode", "prefill"):  # call by call: a server may be slow for a part of a step
+        excess = sec - pl.col(f"{part}_usual_sec") * (pl.col("value") - pl.col("off")).exp()
+    elif part == "reading":
         excess = sec * share
     else:
         mean = (sec.mean().over(STEP) + floor) * share

@@ -174,7 +174,9 @@ def _slow_workers(evidence: Evidence, kind: str, timed: pl.DataFrame) -> Iterato
             f"{where(row)} took {times:.1f} times the {kind} time per {UNITS[kind]} of the other workers; "
             f"{seconds(lost_sec)} lost"
         )
-        yield _of_worker(kind, row, lost_sec, sentence, of_worker[row["step"], row["validate"], row["worker"]])
+        yield _of_worker(
+            kind, row, lost_sec, sentence, of_worker[row["step"], row["validate"], row["worker"]]
+        )
 
 
 def _of_worker(

@@ -14,7 +14,9 @@ def fit_rate(tokens: Array, load: Array, sec: Array) -> tuple[float, float]:
     """Return seconds a token, and the same for each unit of load, without the calls that are far off.
 
     Args:
-        tokens, load, sec: Of each call.
+        tokens: Of each call.
+        load: Of each call, such as how many others ran beside it.
+        sec: What each call took.
     """
     if len(sec) == 0:
         return 0.0, 0.0

@@ -7,7 +7,11 @@ import polars as pl
 from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
-from sglang_instrument.analysis.verdict.evidence.servers.prefills import held_by_reading, with_times
+from sglang_instrument.analysis.verdict.evidence.servers.prefills import (
+    held_by_reading,
+    timed_calls,
+    waits_for_prefills,
+)
 
 FEWEST_CALLS: Final = 8  # with fewer calls, their share in the cache is not judged
 SOME_SHARE: Final = 0.3  # of the expected tokens; where less is usual, nothing can collapse
@@ -49,11 +53,12 @@ def read_again(evidence: Evidence, calls: pl.DataFrame, usual: float) -> pl.Data
     missing = (usual * pl.col("expected_tokens") - pl.col("cached_tokens")).clip(lower_bound=0.0)
     read = pl.col("prompt_tokens") - pl.col("cached_tokens")
     rows = calls.with_columns(missing_tokens=missing).filter((_MISSING > 0) & (read > 0))
-    timed = with_times(evidence, in_step_of(evidence.served, calls))
+    timed = timed_calls(evidence)
     if rows.is_empty() or timed.is_empty():
         return rows.with_columns(excess_sec=pl.col("prefill_sec") * (_MISSING / read).clip(upper_bound=1.0))
-    timed = timed.join(rows.select("rid", "missing_tokens"), on="rid", how="left", maintain_order="left")
-    return held_by_reading(timed.with_columns(_MISSING.fill_null(0.0)))
+    again = rows.select("rid", "missing_tokens")
+    timed = in_step_of(timed, calls).join(again, on="rid", how="left", maintain_order="left")
+    return held_by_reading(timed.with_columns(_MISSING.fill_null(0.0)), waits_for_prefills(evidence))
 
 
 def lost_by(
@@ -83,8 +88,8 @@ def lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) 
     """Return what steps lost that do not wait for their last request.
 
     These are steps whose requests were aborted, steps that overlap, and all where requests flow through the
-    workers. There requests flow, and no single one decides: a step takes as long as its calls together, over how many
-    of them are in flight at once (Little's law).
+    workers. There no single request decides: a step takes as long as its calls together, over how many of
+    them are in flight at once (Little's law).
 
     Args:
         evidence: The evidence.

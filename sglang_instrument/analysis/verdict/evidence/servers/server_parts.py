@@ -16,7 +16,7 @@ from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.timing.open_spans import integral
 from sglang_instrument.analysis.verdict.evidence.effects import FEWEST_STEPS, SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.servers.held_calls import held_by_updates
-from sglang_instrument.analysis.verdict.evidence.servers.prefills import with_times, with_usual_prefill
+from sglang_instrument.analysis.verdict.evidence.servers.prefills import timed_calls, with_usual_prefill
 from sglang_instrument.analysis.verdict.evidence.servers.rates import fit_rate
 from sglang_instrument.analysis.verdict.evidence.servers.silences import silences_of
 
@@ -26,11 +26,22 @@ if TYPE_CHECKING:
 #: The parts of a call that its server decides, causes before consequences: a slow decode makes a queue.
 PARTS: Final = ("decode", "prefill", "reading", "network", "tokenizer", "queue")
 #: From how many times as long as at the other servers on a part is out of the ordinary.
-TIMES: Final = {"decode": 1.25, "prefill": 2.0, "reading": 2.0, "network": 2.0, "tokenizer": 2.0, "queue": 2.0}
+TIMES: Final = {
+    "decode": 1.25,
+    "prefill": 2.0,
+    "reading": 2.0,
+    "network": 2.0,
+    "tokenizer": 2.0,
+    "queue": 2.0,
+}
 #: Seconds a call below which differences are nothing: added to both sides of a ratio.
 FLOOR_SEC: Final = {
-    **{"decode": 0.0, "prefill": 0.02, "reading": 0.02},
-    **{"network": 0.05, "tokenizer": 0.05, "queue": 0.1},
+    "decode": 0.0,
+    "prefill": 0.02,
+    "reading": 0.02,
+    "network": 0.05,
+    "tokenizer": 0.05,
+    "queue": 0.1,
 }
 _SPREADS: Final = {
     "decode": 4.0
@@ -45,12 +56,12 @@ def server_parts(evidence: Evidence) -> pl.DataFrame:
     """Return the calls of a run with what each part took, and what it usually takes in this run.
 
     Returns:
-        The columns of `Evidence.served`, and those that `with_times` adds; for each part of `PARTS` `PART_sec`;
-        of two what is usual in this run, by fits to all calls: `decode_usual_sec`, what so many tokens take
-        with so many calls at once, without the prefills of other calls meanwhile, and `prefill_usual_sec`,
-        what as many tokens take to read. Empty where the servers did not log.
+        The columns of `timed_calls`; for each part of `PARTS` `PART_sec`; of two what is usual in this
+        run, by fits to all calls: `decode_usual_sec`, what so many tokens take with so many calls at once,
+        without the prefills of other calls meanwhile, and `prefill_usual_sec`, what as many tokens take to
+        read. Empty where the servers did not log.
     """
-    calls = with_times(evidence, evidence.served)
+    calls = timed_calls(evidence)
     if calls.is_empty() or calls["server"].n_unique() < 2:
         return pl.DataFrame()
     network = (pl.col("call_sec") - pl.col("duration_sec")).clip(lower_bound=0.0)
@@ -124,7 +135,7 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
             calls=pl.len(),
             is_alone=pl.col("is_alone").all(),
         )
-        .filter(pl.col("calls") >= _FEWEST)
+        .filter((pl.col("calls") >= _FEWEST) & pl.col("value").is_finite())
         .sort(*STEP, "server")
     )
     rows: list[dict[str, Any]] = []

@@ -52,7 +52,7 @@ def slow_tools(evidence: Evidence) -> Iterator[Explained]:
     for (tool,), turns in tools.items():
         lasting = _from_a_step_on(turns, str(tool))
         if lasting is not None:
-            yield from _judged(evidence, lasting)
+            yield from _judged(evidence, _with_mixtures(lasting, named, str(tool)))
             continue
         for _, mine in turns.group_by(STEP, maintain_order=True):
             others = turns.filter(validate=mine["validate"][0]).filter(pl.col("step") != mine["step"][0])
@@ -60,7 +60,7 @@ def slow_tools(evidence: Evidence) -> Iterator[Explained]:
             if min(len(mine), len(others)) >= _FEWEST:
                 slow = _all_slow(mine, others, str(tool), tries) or _some_slow(mine, others, str(tool), tries)
                 if slow is not None:
-                    yield from _judged(evidence, slow)
+                    yield from _judged(evidence, _with_mixtures(slow, named, str(tool)))
 
 
 def _steps_with_more(calls: pl.DataFrame) -> list[int]:
@@ -156,6 +156,19 @@ def _some_slow(mine: pl.DataFrame, others: pl.DataFrame, tool: str, tries: int) 
     words += f"about {seconds(middle)}, where {seconds(usual)} are usual"
     numbers = {"tool": tool, "times": middle / usual, "calls": len(beyond), "of": len(mine)}
     return _Slow(beyond.with_columns(excess_sec=pl.col("sec") - usual), words, numbers)
+
+
+def _with_mixtures(slow: _Slow, named: pl.DataFrame, tool: str) -> _Slow:
+    """Return the same with the turns of its steps that called the tool beside others, and took longer."""
+    names = set(tool.split(", "))
+    mixed = [other for other in named["tools"].drop_nulls().unique().sort() if names < set(other.split(", "))]
+    turns = named.filter(pl.col("tools").is_in(mixed))
+    elsewhere = turns.join(slow.calls, on=STEP, how="anti")
+    usual = elsewhere.group_by("tools").agg(elsewhere_sec=pl.col("sec").median())
+    turns = turns.join(slow.calls, on=STEP, how="semi").join(usual, on="tools", maintain_order="left")
+    turns = turns.with_columns(excess_sec=pl.col("sec") - pl.col("elsewhere_sec"))
+    turns = turns.filter(pl.col("excess_sec") > 0).select(slow.calls.columns)
+    return slow._replace(calls=pl.concat([slow.calls, turns]))
 
 
 def _judged(evidence: Evidence, slow: _Slow) -> Iterator[Explained]:
