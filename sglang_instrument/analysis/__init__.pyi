@@ -101,7 +101,7 @@ from sglang_instrument.analysis.settings.recorded import Setting as Setting
 from sglang_instrument.analysis.settings.recorded import settings_of as settings_of
 from sglang_instrument.analysis.timing.nesting import nest as nest
 from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
-from sglang_instrument.analysis.verdict.detectors.weights import weights_findings as weights_findings
+from sglang_instrument.analysis.verdict.detectors.updates.weights import weights_findings as weights_findings
 from sglang_instrument.analysis.verdict.evidence.finding import Finding as Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of as findings_of
 from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of

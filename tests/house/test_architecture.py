@@ -144,6 +144,7 @@ MAY_IMPORT = {
     "analysis.verdict.evidence.tools": LEDGER | ROUTING | {"analysis.verdict.evidence"},
     "analysis.verdict.detectors": LEDGER | ROUTING | EVIDENCE,
     "analysis.verdict.detectors.calls": LEDGER | ROUTING | EVIDENCE,
+    "analysis.verdict.detectors.updates": LEDGER | ROUTING | EVIDENCE,
     "analysis.verdict": LEDGER
     | ROUTING
     | EVIDENCE

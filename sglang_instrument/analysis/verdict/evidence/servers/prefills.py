@@ -40,8 +40,8 @@ def timed_calls(evidence: Evidence) -> pl.DataFrame:
 
     Returns:
         The columns of `Evidence.served`; duration_sec, transfer_sec, retracted_sec, served_us: of the
-        engine's request; tokenizer_sec: in the server, outside of its scheduler; admitted, first, end: when the
-        scheduler took the call, when its prompt was read and when it ended, in seconds.
+        engine's request; tokenizer_sec: in the server, outside of its scheduler; admitted, first, end: when
+        the scheduler took the call, when its prompt was read and when it ended, in seconds.
     """
     run = evidence.run
     if run is None or evidence.served.is_empty():
@@ -124,7 +124,7 @@ def _fitted_wait(calls: pl.DataFrame) -> float:
 
 
 def held_by_reading(calls: pl.DataFrame, waits: float) -> pl.DataFrame:
-    """Return the calls that waited while their server read what a cache should have had, with `excess_sec`.
+    """Return the calls that waited while a server read what its cache should have had: `excess_sec`.
 
     Args:
         calls: As `timed_calls` returns them, with `missing_tokens`: those that a call read again, 0 if none.

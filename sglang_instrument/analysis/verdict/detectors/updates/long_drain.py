@@ -34,21 +34,20 @@ def find_long_drains(evidence: Evidence) -> Findings:
     if evidence.run is None or evidence.weight_spans.filter(part="drain").is_empty():
         return
     updates = updates_of(evidence.weight_spans, pl.DataFrame(schema=CALLS))
-    drained = [row for row in updates if row["step"] is not None and row["drain_sec"] is not None]
+    drained = [(row["drain_sec"] or 0.0, row) for row in updates if row["step"] is not None]
     if len(drained) < _FEWEST:
         return
     floor_sec = floor_of(evidence.windows)
-    longest, before = sorted(drained, key=lambda row: -row["drain_sec"])[:2]
-    sec = longest["drain_sec"]
-    usual_sec = median(row["drain_sec"] for row in drained if row is not longest)
+    (sec, longest), *others = sorted(drained, key=lambda pair: -pair[0])
+    usual_sec = median(other_sec for other_sec, _ in others)
     lost_sec = sec - usual_sec
-    if sec < _TIMES * (before["drain_sec"] + floor_sec) or lost_sec < _worth(evidence):
+    if sec < _TIMES * (others[0][0] + floor_sec) or lost_sec < _worth(evidence):
         return
     call = _last_call(evidence, longest)
     which = f" for the call of {call['completion_tokens']:,} tokens at {call['server']}" if call else ""
     sentence = (
-        f"{step_name(longest['step'], False)}: the update of the weights waited {seconds(sec)}{which} to end, "
-        f"where {seconds(usual_sec)} are usual; {seconds(lost_sec)} lost"
+        f"{step_name(longest['step'], False)}: the update of the weights waited {seconds(sec)}{which} "
+        f"to end, where {seconds(usual_sec)} are usual; {seconds(lost_sec)} lost"
     )
     numbers: dict[str, Any] = {"update": longest["update"], "sec": sec, "usual_sec": usual_sec}
     if call:

@@ -1,0 +1,59 @@
+"""Where rollout and training overlap, or workers share a pool, the cause is named, not what follows."""
+
+from dataclasses import replace
+
+import pytest
+from test_slow_servers import even
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.verdict.verdict import findings_of
+from sglang_instrument.testing.world.faults import FAULTS
+from sglang_instrument.testing.world.faults.fault import WorldFault
+from sglang_instrument.testing.world.play import play, walls, write_world
+from sglang_instrument.testing.world.rollout.shape import ASYNCHRONOUS, DRAINED, ONE_OFF, draw_shape
+
+
+def found_in(folder, shape, name, size=2):
+    """Return the findings of a world with a fault, and the fault."""
+    shape = FAULTS[name].needs(shape)
+    fault = WorldFault(name, FAULTS[name], FAULTS[name].sizes[size], shape, walls(play(shape)))
+    write_world(folder, play(shape, [fault]))
+    return findings_of(open_run(folder, cached=False), over=True), fault
+
+
+@pytest.mark.parametrize("skew_sec", [0.0, 2.0])
+def test_a_worker_that_is_always_late_is_told_from_a_clock_that_is_ahead(tmp_path, skew_sec):
+    shape = replace(even(ONE_OFF), workers=4)
+    hosts = shape.servers + shape.workers + 1
+    skews = [0.0] * hosts
+    skews[shape.servers] = skew_sec  # of the first worker
+    shape = replace(shape, skew_sec=tuple(skews))
+    findings, fault = found_in(tmp_path / "late", shape, "worker: always late")
+    late = [finding for finding in findings if finding.cause == "always-late"]
+    assert [finding.worker for finding in late] == [fault.worker]
+    assert late[0].evidence["sec"] == pytest.approx(fault.size * fault.wall_sec, rel=0.1)
+    write_world(tmp_path / "clean", play(shape))
+    clean = findings_of(open_run(tmp_path / "clean", cached=False), over=True)
+    assert all(finding.cause != "always-late" for finding in clean)
+
+
+def test_an_update_that_waits_for_one_call_names_it(tmp_path):
+    findings, fault = found_in(tmp_path, draw_shape(DRAINED, 1), "weights: wait for one long reply")
+    (drain,) = [finding for finding in findings if finding.cause == "long-drain"]
+    assert drain.step in (fault.steps[0], fault.steps[0] + 1)
+    assert drain.evidence["tokens"] == 4096
+    assert findings.index(drain) < 2
+
+
+def test_a_cold_server_is_named_though_no_single_request_decides(tmp_path):
+    findings, fault = found_in(tmp_path, even(ASYNCHRONOUS), "server: cold in the first step")
+    first = findings[0]
+    assert (first.cause, first.evidence["server"]) == ("standstill", f"server_{fault.server}")
+
+
+def test_a_worker_that_fills_what_all_share_is_named_for_the_step(tmp_path):
+    shape = draw_shape(ONE_OFF, 103335, hidden=True)
+    findings, fault = found_in(tmp_path, shape, "worker: slow rewards in a step")
+    first = findings[0]
+    assert (first.cause, first.step, first.worker) == ("reward", fault.steps[0], fault.worker)
+    assert [finding for finding in findings if finding.cause == "reward" and finding.scope == "step"] == []
