@@ -56,6 +56,7 @@ ROUTING = {
 }
 EVIDENCE = {
     "analysis.verdict.evidence",
+    "analysis.verdict.evidence.fields",
     "analysis.verdict.evidence.servers",
     "analysis.verdict.evidence.tools",
 }
@@ -142,6 +143,7 @@ MAY_IMPORT = {
     "analysis.verdict.evidence": LEDGER | ROUTING,
     "analysis.verdict.evidence.servers": LEDGER | ROUTING | {"analysis.verdict.evidence"},
     "analysis.verdict.evidence.tools": LEDGER | ROUTING | {"analysis.verdict.evidence"},
+    "analysis.verdict.evidence.fields": LEDGER | ROUTING | {"analysis.verdict.evidence"},
     "analysis.verdict.detectors": LEDGER | ROUTING | EVIDENCE,
     "analysis.verdict.detectors.calls": LEDGER | ROUTING | EVIDENCE,
     "analysis.verdict.detectors.updates": LEDGER | ROUTING | EVIDENCE,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 _ENDINGS: Final = ("hang", "death")
-_SYMPTOMS: Final = ("trainer-waits", "rollout-waits", "exposed-reward")
+_SYMPTOMS: Final = ("trainer-waits", "rollout-waits", "exposed-reward", "goes-with")
 _FAR: Final = 1.3  # times the median step
 _FEWEST: Final = 4  # steps of workers; with fewer there is too little to compare
 _FEWEST_TO_JUDGE: Final = 3  # steps; with fewer, no detector compares them
