@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--twin", metavar="COMMAND", help="measure the engine's settings on a twin: see `twin`"
     )
+    parser.add_argument(
+        "--time", metavar="SEC", type=float, default=_TWIN_SEC, help="with --twin (default: 1200)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
 
@@ -90,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         advice, limits = advise(opened), limit_table(opened).to_dicts()
     receipt = None
     if (command := getattr(args, "twin", None)) is not None:
-        advice, receipt = _measured(opened, advice, command)
+        advice, receipt = _measured(opened, advice, command, getattr(args, "time", _TWIN_SEC))
     if not getattr(args, "no_promise", False):
         keep_promises(opened.home, promises_of(advice, name_of_run(opened.folder, opened.run_id)))
     rows = advice.rows(quote(opened.logs))
@@ -106,8 +109,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(run: Run, advice: Advice, command: str) -> tuple[Advice, TwinAnswer]:
+def _measured(run: Run, advice: Advice, command: str, time_sec: float) -> tuple[Advice, TwinAnswer]:
     """Measure the first three levers of the engine on a twin; return the advice with these measurements.
+
+    No new pass begins after `time_sec`.
 
     Raises:
         InstrumentError: None of the levers is one of the engine.
@@ -123,7 +128,7 @@ def _measured(run: Run, advice: Advice, command: str) -> tuple[Advice, TwinAnswe
     if not levers:
         raise InstrumentError("no lever is a setting of the engine: a twin has nothing to measure")
     settings = tuple(lever.setting for lever in levers)
-    options = TwinOptions(command=tuple(split_command(command)), settings=settings, time_sec=_TWIN_SEC)
+    options = TwinOptions(command=tuple(split_command(command)), settings=settings, time_sec=time_sec)
     with progress_line() as say:
         receipt = Twin(run, agenda(run), run.home.parent, options, say).measure()
     measured = {
