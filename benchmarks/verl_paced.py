@@ -37,11 +37,11 @@ class Drawn(AgentLoopBase):
         seed = int(kwargs["seed"])
         group = random.Random(seed // MEMBERS)
         dice = random.Random(f"{seed} member")
-        prompt = group.choices(VOCABULARY, k=draw(group, 90, 16, 300, 0.6))
+        prompt = group.choices(VOCABULARY, k=draw(group, 90, 16, 200, 0.6))
         ids, mask, request = list(prompt), [], uuid4().hex
         turns = dice.choices((1, 2, 3, 4), (3, 3, 2, 2))[0]
         for turn in range(turns):
-            asked = {**sampling_params, "max_new_tokens": draw(dice, 50, 4, 300), "ignore_eos": True}
+            asked = {**sampling_params, "max_new_tokens": draw(dice, 150, 10, 380), "ignore_eos": True}
             output = await self.server_manager.generate(
                 request_id=request, prompt_ids=ids, sampling_params=asked
             )
@@ -87,7 +87,7 @@ def configuration(model, folder, limit):
     config = drive.configuration(model)
     rollout = config.actor_rollout_ref.rollout
     rollout.max_num_seqs = limit
-    rollout.prompt_length, rollout.response_length, rollout.max_model_len = 320, 1500, 2048
+    rollout.prompt_length, rollout.response_length, rollout.max_model_len = 320, 1700, 2048
     rollout.temperature, rollout.do_sample = 1.0, True
     rollout.free_cache_engine = False
     rollout.multi_turn.tool_config_path = None
