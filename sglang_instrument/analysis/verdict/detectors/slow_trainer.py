@@ -6,7 +6,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
-from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
+from sglang_instrument.analysis.verdict.evidence.effects import FEWEST_STEPS, SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name, times_usual
 from sglang_instrument.analysis.verdict.evidence.gaps import (
     GAP_LIMITS,
@@ -15,6 +15,7 @@ from sglang_instrument.analysis.verdict.evidence.gaps import (
 )
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
 
+_TIMES_OF_FEW: Final = 2.0  # times the others, where fewer steps than that have the phase
 SLOW_TRAINER: Final = NamedCause(
     "slow-trainer",
     "step",
@@ -66,5 +67,8 @@ def _slow(phase: TrainerPhase) -> pl.DataFrame:
     rows = rows.with_columns(times=times, lost_sec=pl.col("sec") - pl.col("usual_sec"))
     spread = robust_spread(rows["times"] - (rows["times"].median() or 0.0), GAP_LIMITS.spread)
     least = max(SPREADS * spread, math.log(GAP_LIMITS.times))
+    if 1 < len(rows) < FEWEST_STEPS:  # a spread of two or three tells nothing
+        least = math.log(_TIMES_OF_FEW)
+        rows = rows.sort("sec", "step", descending=True).head(1)
     least_sec = max(LEAST_SEC, OF_STEP * phase.step_sec)
     return rows.filter((pl.col("times") > least) & (pl.col("lost_sec") > least_sec))

@@ -242,15 +242,19 @@ class Evidence:
     def lost_in_requests_or_flow(self, excess: pl.DataFrame) -> pl.DataFrame:
         """Return the same, and of steps that do not wait for their last request what their flow lost.
 
-        Where requests overlap those of other steps, no single one decides: a step takes as long as its
-        requests together, over how many of them are in flight at once (Little's law).
+        Where requests overlap those of other steps, or are aborted because enough others are done, no single
+        one decides: a step takes as long as its requests together, over how many of them are in flight at
+        once (Little's law).
 
         Args:
             excess: As for `lost_in_requests`.
         """
         lost = self.lost_in_requests(excess).select(*STEP, "lost_sec")
-        if not self.flows or excess.is_empty():
+        aborted = self.digest.requests.filter(finish_reason="abort")
+        if excess.is_empty() or not (self.flows or len(aborted)):
             return lost
+        if not self.flows:
+            excess = excess.join(aborted, on=STEP, how="semi")
         late = excess.group_by(STEP).agg(late_sec=pl.col("excess_sec").sum())
         spent = self.digest.requests.group_by(STEP).agg(spent_sec=pl.col("duration_sec").sum())
         took = self.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))

@@ -162,7 +162,10 @@ def _slow_steps(
 
 def _slow_workers(evidence: Evidence, kind: str, timed: pl.DataFrame) -> Iterator[Explained]:
     groups = worker_medians(timed)
-    slow = _not_by_chance(timed, groups, slow_workers(groups, WORK_LIMITS))
+    slow = slow_workers(groups, WORK_LIMITS)
+    if kind == "engine":
+        slow = slow.filter(~pl.col("worker").is_in(_behind_logged_servers(evidence)))
+    slow = _not_by_chance(timed, groups, slow)
     if slow.is_empty():
         return
     calls = excess_of(timed.join(slow.select(*STEP_OF_WORKER, "excess"), on=STEP_OF_WORKER))
@@ -177,6 +180,16 @@ def _slow_workers(evidence: Evidence, kind: str, timed: pl.DataFrame) -> Iterato
         yield _of_worker(
             kind, row, lost_sec, sentence, of_worker[row["step"], row["validate"], row["worker"]]
         )
+
+
+def _behind_logged_servers(evidence: Evidence) -> list[int]:
+    """Return the workers that share servers with others, where these log what they did for each call.
+
+    Such a worker has no engine of its own that could be slow: its server is, or its way to it.
+    """
+    known = evidence.served.drop_nulls(["server", "queue_sec", "decode_sec"])
+    shared = known.filter(pl.col("worker").n_unique().over("server") > 1)
+    return sorted(shared["worker"].unique().to_list())
 
 
 def _of_worker(

@@ -31,6 +31,7 @@ _TIMES: Final = (
 _MOST_STEPS: Final = 6  # that are read, evenly spaced
 _MOST_REQUESTS: Final = 3_000  # of the steps that are read, about
 _MOST_SPANS: Final = 30_000
+_NOTICEABLE: Final = 0.02  # of the requests' time, that an event takes
 _SHORTEST_SEC: Final = 1e-3  # of a span: shorter ones cost nothing
 _SCHEMA: Final[dict[str, Any]] = {
     "number": pl.UInt32,
@@ -43,7 +44,8 @@ _SCHEMA: Final[dict[str, Any]] = {
 def own_fields(evidence: Evidence) -> pl.DataFrame:
     """Return the numeric fields of spans of some training steps, one row for each span and field.
 
-    A run whose first files have no such field is read no further.
+    Of events that take less than 2 % of the requests' time, none matters. A run in which one file of a step
+    has no such field is read no further.
 
     Returns:
         step, validate, worker, request_id, turn, event, start_us, sec; tools: the tools that the span names;
@@ -57,10 +59,16 @@ def own_fields(evidence: Evidence) -> pl.DataFrame:
     most = min(_MOST_STEPS, max(1, _MOST_REQUESTS // of_a_step))
     chosen = steps.gather_every(max(1, -(-len(steps) // most))).to_list()
     worker = evidence.workers.filter(step=chosen[-1])["worker"].min()
+    of_worker = pl.col("step") == chosen[-1], pl.col("worker") == worker, ~pl.col("validate")
+    spent_sec = float(evidence.digest.requests.filter(*of_worker)["duration_sec"].sum())
     probe = _values(run.read_records([chosen[-1]], worker, False, texts=True))  # type: ignore[arg-type]
     if probe.is_empty():
         return probe
-    values = _values(run.read_records(chosen, None, False, texts=True))
+    took = probe.unique("number").group_by("event").agg(pl.col("sec").sum())
+    events = took.filter(pl.col("sec") >= _NOTICEABLE * spent_sec)["event"].to_list()
+    if not events:
+        return probe.clear()
+    values = _values(run.read_records(chosen, None, False, texts=True)).filter(pl.col("event").is_in(events))
     tokens = evidence.digest.requests.select(*STEP_OF_WORKER, "request_id", "response_tokens")
     tokens = tokens.unique([*STEP_OF_WORKER, "request_id"])
     return values.join(tokens, on=[*STEP_OF_WORKER, "request_id"], how="left", maintain_order="left")

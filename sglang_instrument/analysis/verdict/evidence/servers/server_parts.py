@@ -47,6 +47,8 @@ _SPREADS: Final = {
     "decode": 4.0
 }  # of the load that was fitted, so the ratio varies little; 6 for other parts
 _LEAST_SPREAD: Final = 0.03
+_STEADY: Final = frozenset({"decode", "prefill", "network", "tokenizer"})
+_LEAST_QUEUE: Final = 0.1  # of the calls' time: a shorter queue comes and goes
 _LOADED: Final = 1.3  # times the mean calls of the servers of a step
 _FEWEST: Final = 5  # calls of a server in a step
 _FEWEST_TOKENS: Final = 8  # of a reply, for its decode to be timed
@@ -115,11 +117,12 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
         part: One of `PARTS`.
 
     Returns:
-        step, validate, server; mean_sec: of a call; off: the logarithm of how many times as long as at the
-        other servers of the step (their median) the part took: a decode and a prefill for their tokens,
-        reading for the tokens of the prompts; spread: of `off`, or of a server's own times, about its
-        server's middle, or from step to step, whichever is smallest; peers: how many other servers; is_alone:
-        whether one worker alone calls it, and calls no other.
+        step, validate, server; mean_sec: of a call; share: of its time; off: the logarithm of how many times
+        as long as at the other servers of the step (their median) the part took: a decode and a prefill for
+        their tokens,
+        reading for the tokens of the prompts; spread: of `off`, or of a server's own times where these are
+        steady, about its server's middle, or from step to step, whichever is smallest; peers: how many other
+        servers; is_alone: whether one worker alone calls it, and calls no other.
     """
     is_alone = (pl.col("worker").n_unique().over("server") == 1) & (
         pl.col("server").n_unique().over("worker") == 1
@@ -132,6 +135,7 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
         .agg(
             value=_value(part),
             mean_sec=pl.col(f"{part}_sec").mean(),
+            share=pl.col(f"{part}_sec").sum() / pl.col("call_sec").sum(),
             calls=pl.len(),
             is_alone=pl.col("is_alone").all(),
         )
@@ -149,9 +153,10 @@ def server_cells(calls: pl.DataFrame, part: str) -> pl.DataFrame:
         return pl.DataFrame()
     table = pl.DataFrame(rows)
     changes = table.select(pl.col("off").diff().over("validate", "server")).to_series().drop_nulls()
-    around = [_around(table, name) for name in ("off", "value")]
     # A server that is slow in one step changes twice; one that is slow from a step on is far from its middle.
-    # Of two servers, one of which is slow, both are far from each other: their own times tell how they vary.
+    # Of two servers, one of which is slow, both are far from each other: their own times tell how they vary,
+    # where these do not follow from what others do.
+    around = [_around(table, name) for name in ("off", *(("value",) if part in _STEADY else ()))]
     spreads = [robust_spread(series, _LEAST_SPREAD) for series in (changes / math.sqrt(2), *around)]
     return table.with_columns(spread=pl.lit(min(spreads)))
 
@@ -181,6 +186,7 @@ def slow_cells(cells: pl.DataFrame, part: str) -> pl.DataFrame:
     if cells.is_empty():
         return cells
     if part == "queue":
+        cells = cells.filter(pl.col("share") >= _LEAST_QUEUE)
         cells = cells.filter(pl.col("calls") <= _LOADED * pl.col("calls").mean().over(STEP))
     least = pl.max_horizontal(
         _SPREADS.get(part, SPREADS) * pl.col("spread"), pl.lit(float(np.log(TIMES[part])))
