@@ -19,7 +19,12 @@ class CallPath:
     """
 
     def __init__(self) -> None:
-        self._calls, self._sec = 0, 0.0
+        self._calls, self._sec, self._recorded_sec = 0, 0.0, 0.0
+
+    def begin_step(self, turns: Iterable[AgendaTurn]) -> None:
+        """Take the mean over the turns of a step that is played next."""
+        paths = [turn.sent_sec + turn.returned_sec for turn in turns]
+        self._recorded_sec = sum(paths) / max(1, len(paths))
 
     def count(self, took_sec: float, replies: Iterable[Mapping[str, Any]]) -> None:
         """Count a call of the twin.
@@ -34,10 +39,12 @@ class CallPath:
             self._calls, self._sec = self._calls + 1, self._sec + took_sec - max(known)
 
     def missing_sec(self, turn: AgendaTurn) -> tuple[float, float]:
-        """Return the seconds to wait before a call and after it; 0 until the twin's own path is known."""
-        recorded = turn.sent_sec + turn.returned_sec
-        if not self._calls or not recorded:
+        """Return the seconds to wait before a call and after it; 0 until the twin's own path is known.
+
+        Each is so much of the recorded time that the mean over the step, with the twin's own path, is that of
+        the record: what was missing call by call would add up where both scatter alike.
+        """
+        if not self._calls or not self._recorded_sec:
             return 0.0, 0.0
-        missing = max(0.0, recorded - self._sec / self._calls)
-        before = missing * turn.sent_sec / recorded
-        return before, missing - before
+        share = max(0.0, 1.0 - self._sec / self._calls / self._recorded_sec)
+        return share * turn.sent_sec, share * turn.returned_sec

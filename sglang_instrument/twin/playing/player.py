@@ -161,6 +161,7 @@ class Player:
         allow_open_files(len(planned.requests))
         tokens = StepTokens(planned, self._vocabulary, self._played)
         self._played += 1
+        self._client.path.begin_step(planned.turns)
         url_of = route_of(planned, self._client.urls, self._rule)
         played = Played(planned.step)
         if planned.is_flushed:
