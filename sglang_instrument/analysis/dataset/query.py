@@ -24,6 +24,7 @@ from sglang_instrument.safe_files.folder import SafeFolder
 #: The days since 1970 of 0001-01-02 and 9999-12-30: time zones shift by up to a day.
 _FIRST_DAY: Final = -719_161
 _LAST_DAY: Final = 2_932_895
+_LARGE: Final = "DECIMAL(38, 0)"  # Parquet has no integers of 128 bits
 _WORD: Final = re.compile(r"\w+")
 _COMMENTS: Final = re.compile(r"\bcomment\b|\bduckdb_(columns|views|tables)\b", re.IGNORECASE)
 _CONFIG: Final = {
@@ -95,7 +96,15 @@ def _answer(
             connection.execute(f"COPY (SELECT {chosen} {rows}) TO {quoted(result)} (FORMAT parquet)")
     except duckdb.Error as error:
         raise InstrumentError(_message(error)) from None
-    return pl.read_parquet(result, glob=False)
+    return _with_plain_integers(pl.read_parquet(result, glob=False))
+
+
+def _with_plain_integers(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with the integers of `_plain` as 64 bits, but for columns in which one needs more."""
+    wide = [name for name, kind in rows.schema.items() if isinstance(kind, pl.Decimal)]
+    narrow = rows.select(pl.col(wide).cast(pl.Int64, strict=False))
+    fitting = [name for name in wide if narrow[name].null_count() == rows[name].null_count()]
+    return rows.with_columns(narrow.select(fitting))
 
 
 def without_odd_times(rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
@@ -151,11 +160,14 @@ def _select(duckdb: Any, query: str) -> str:
 
 
 def _plain(position: int, name: str, kind: str) -> str:
-    """Return a column of the result as a type that all readers have: sums integers, intervals seconds."""
+    """Return a column of the result as a type that all readers have: intervals seconds, decimals floats.
+
+    Sums of integers become decimals without a fraction, which alone stay decimals: `_with_plain_integers`.
+    """
     name = '"' + name.replace('"', '""') + '"'
     if kind == "INTERVAL":
         return f"epoch(#{position}) AS {name}"
-    cast = "BIGINT" if kind == "HUGEINT" else "DOUBLE" if kind.startswith("DECIMAL") else None
+    cast = _LARGE if kind == "HUGEINT" else "DOUBLE" if kind.startswith("DECIMAL") else None
     return f"#{position} AS {name}" if cast is None else f"CAST(#{position} AS {cast}) AS {name}"
 
 

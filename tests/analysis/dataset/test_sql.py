@@ -140,6 +140,21 @@ def test_results_have_types_that_every_reader_has(run):
     assert answer.schema["half"] == pl.Float64
 
 
+def test_a_sum_of_more_than_64_bits_is_exact(run, dataset, capsys):
+    columns = "9e18::bigint * count(*)::hugeint as large, null::hugeint as none, sum(turn) as turns"
+    query = f"select {columns} from turns"
+    turns = run.sql("select count(*) as n, sum(turn) as sum from turns").row(0)
+    assert turns[0] > 1
+    answer = run.sql(query)
+    assert answer.rows() == [(9 * 10**18 * turns[0], None, turns[1])]
+    assert answer.schema["large"] == pl.Decimal(38, 0)
+    assert answer.schema["none"] == answer.schema["turns"] == pl.Int64
+    large = str(9 * 10**18 * turns[0])
+    assert json.loads(asked(capsys, dataset, query, "--json"))["rows"][0]["large"] == large
+    assert asked(capsys, dataset, query, "--csv").splitlines()[1] == f"{large},,{turns[1]}"
+    assert large in asked(capsys, dataset, query)
+
+
 @pytest.mark.parametrize(
     ("query", "said"),
     [
