@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
-from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.analysis.tables.column import Cell, Column, Styled
 from sglang_instrument.analysis.tables.table import Row, Table
 from sglang_instrument.cli.columns import leave_out, write
+from sglang_instrument.cli.json_pieces import pieces_of_json
 from sglang_instrument.plain_text import plain, plain_json
 from sglang_instrument.whole_commands import wrapped
 
@@ -33,8 +31,9 @@ _LEAST_WORDS: Final = 20  # a narrow terminal cuts the words of the first column
 
 
 def print_json(answer: Any) -> None:
-    """Print `answer` as indented JSON on stdout."""
-    sys.stdout.write(plain_json(as_json(answer, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()))
+    """Print `answer` as indented JSON on stdout; `JsonRows` in it are lists."""
+    for piece in pieces_of_json(answer):
+        sys.stdout.write(plain_json(piece))
 
 
 def text(words: str, style: str = "") -> Text:

@@ -1,5 +1,6 @@
 """Encode an answer as JSON, even where its strings and numbers are not valid JSON."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -7,16 +8,21 @@ import orjson
 _DEEPEST: Final = 100
 
 
-def as_json(answer: Any, option: int = 0) -> bytes:
+def as_json(answer: Any, option: int = 0, default: Callable[[Any], Any] | None = None) -> bytes:
     """Return `answer` as JSON bytes, encoded by orjson.
 
     What JSON cannot hold is replaced: bytes of a file name that are not UTF-8 by escapes as in Python's
     source, integers over 64 bits by strings, anything below 100 levels by "...".
+
+    Args:
+        answer: The answer.
+        option: As of `orjson.dumps`.
+        default: As of `orjson.dumps`: what to write in place of an object that it does not know.
     """
     try:
-        return orjson.dumps(answer, option=option)
+        return orjson.dumps(answer, default, option)
     except TypeError:
-        return orjson.dumps(_writable(answer, 0), option=option)
+        return orjson.dumps(_writable(answer, 0), default, option)
 
 
 def _writable(value: Any, depth: int) -> Any:

@@ -27,7 +27,8 @@ _PLACE_SCHEMA: Final = {
 #: is `unended` lasts until its process last said that it goes on; the error of a request is then
 #: `last_open.UNENDED`.
 #: A request is `implied` if no span of phase "request" tells of it, only its id.
-#: `samples` is `samples.sample_rows`. `launch` of a step numbers the launch of the
+#: `samples` is `samples.sample_rows`. The path has by far the most rows, so that its texts are categories:
+#: `with_texts`. `launch` of a step numbers the launch of the
 #: trainer that wrote it; null if not known.
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "steps": {
@@ -97,10 +98,11 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     },
     "path": {
         **_PLACE_SCHEMA,
-        "request_id": pl.String,
+        "role": pl.Categorical,
+        "request_id": pl.Categorical,
         "turn": pl.Int64,
-        "event": pl.String,
-        "phase": pl.String,
+        "event": pl.Categorical,
+        "phase": pl.Categorical,
         "start_us": pl.Int64,
         "end_us": pl.Int64,
         "contains": pl.Boolean,
@@ -162,6 +164,11 @@ class Digest:
         return self.filter((pl.col("role") == "worker") | ~pl.col("validate").is_in(kinds)) if kinds else self
 
 
+def with_texts(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with their categories as text."""
+    return rows.with_columns(pl.col(pl.Categorical).cast(pl.String))
+
+
 def _rows_where(table: pl.DataFrame, condition: pl.Expr) -> pl.DataFrame:
     """Return the rows that meet a condition; where all do, the table itself and no copy."""
     is_met = table.select(condition).to_series()
@@ -200,14 +207,13 @@ def _lacking(column: str) -> pl.Expr:
 def concat_digests(digests: list[Digest]) -> Digest:
     """Concatenate digests; a table that only one of them has is not copied."""
     return Digest(
-        **{
-            name: _concat([digest.tables()[name] for digest in digests], pl.DataFrame(schema=schema))
-            for name, schema in SCHEMAS.items()
-        }
+        **{name: concat_table(name, [digest.tables()[name] for digest in digests]) for name in SCHEMAS}
     )
 
 
-def _concat(tables: list[pl.DataFrame], empty: pl.DataFrame) -> pl.DataFrame:
+def concat_table(name: str, tables: list[pl.DataFrame]) -> pl.DataFrame:
+    """Return a table of several digests as one; if only one has rows, its table."""
+    empty = pl.DataFrame(schema=SCHEMAS[name])
     filled = [table for table in tables if len(table)]
     is_alone = len(filled) == 1 and filled[0].schema == empty.schema
     return filled[0].rechunk() if is_alone else pl.concat([empty, *filled], rechunk=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.digest import Digest, concat_digests
+from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest, concat_table
 from sglang_instrument.analysis.reading.files import File
 
 #: What tells whether a file is as it was: its path, inode, size and modification time.
@@ -38,18 +38,21 @@ def _renumbered(
     return table.drop_nulls("source") if renumbered.null_count() else table
 
 
-def join_digests(parts: Sequence[tuple[Sequence[File], Digest]], files: Sequence[File]) -> Digest:
+def join_digests(parts: list[tuple[Sequence[File], Digest]], files: Sequence[File]) -> Digest:
     """Return one digest of these files, in their order, from digests of some of them each.
 
-    The order matters: where answers are equal, as of two requests of one length, the first row counts.
+    The order matters: where answers are equal, as of two requests of one length, the first row counts. Takes
+    the parts out of their list, so that memory holds one table of a long run twice, not all.
     """
     new = number_sources(files)
-    renumbered = [
-        Digest(**{name: _renumbered(table, read, new) for name, table in digest.tables().items()})
-        for read, digest in parts
-    ]
-    joined = concat_digests(renumbered)
-    return Digest(**{name: _in_order(table) for name, table in joined.tables().items()})
+    tables = []
+    while parts:
+        read, digest = parts.pop(0)
+        tables.append({name: _renumbered(table, read, new) for name, table in digest.tables().items()})
+        del digest
+    return Digest(
+        **{name: _in_order(concat_table(name, [of_part.pop(name) for of_part in tables])) for name in SCHEMAS}
+    )
 
 
 def _in_order(table: pl.DataFrame) -> pl.DataFrame:

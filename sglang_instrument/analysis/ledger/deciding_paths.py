@@ -4,13 +4,14 @@ Up to each barrier, the worker that arrives there last decides; after the last b
 last. Where workers do not meet at the same barriers, the one that ends last decides alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest, with_texts
 from sglang_instrument.analysis.ledger.flows import flows_of, lead_of_begins
 from sglang_instrument.analysis.ledger.intervals import clipped, one_at_a_time, sec_between, without
 from sglang_instrument.analysis.run.clocks import clock_table, numbered_barriers
@@ -124,28 +125,40 @@ class Paths:
         """
         return self._pieces_of(self.of_workers.path)
 
-    @cached_property
+    @property
     def outside_sums(self) -> pl.DataFrame:
         """The seconds of pieces outside of requests, without barriers, by step, worker, part and event."""
-        return self._sums[0] if self._is_long else _outside_sums(self)
+        return self._sum("outside")
 
-    @cached_property
+    @property
     def deciding_sums(self) -> pl.DataFrame:
         """The seconds of the pieces that decided, by step, worker, part and event."""
-        return self._sums[1] if self._is_long else _deciding_sums(self)
+        return self._sum("deciding")
 
-    @cached_property
+    @property
     def deciding_calls(self) -> pl.DataFrame:
         """The deciding pieces of engine calls and tools, without what no sum needs."""
-        return self._sums[2] if self._is_long else _deciding_calls(self)
+        return self._sum("calls")
 
-    @cached_property
+    @property
     def waiting_sums(self) -> pl.DataFrame:
         """The seconds of pieces by step, worker, part, event and `waited_for`, in a short run piece by piece.
 
         waited_for: of a barrier, the worker that came last, unless it is the piece's own.
         """
-        return self._sums[3] if self._is_long else _with_waits(self)
+        return self._sum("waiting")
+
+    def _sum(self, name: str) -> pl.DataFrame:
+        """Return one of the four tables above; of a long run, they are kept with categories."""
+        if self._is_long:
+            return with_texts(self._sums[name])
+        if name not in self._short_sums:
+            self._short_sums[name] = _SUMS[name](self)
+        return self._short_sums[name]
+
+    @cached_property
+    def _short_sums(self) -> dict[str, pl.DataFrame]:
+        return {}
 
     @property
     def _is_long(self) -> bool:
@@ -153,13 +166,13 @@ class Paths:
         return len(self.of_workers.path) > MOST_PIECES
 
     @cached_property
-    def _sums(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    def _sums(self) -> dict[str, pl.DataFrame]:
         """What the four tables above are, with the pieces of some steps at a time."""
         path = self.of_workers.path
         number = assign_group_ids(path, STEP)[0]
         counts = pl.DataFrame({"number": number}).group_by("number").len().sort("number")
         block_of_row = ((counts["len"].cum_sum() - 1) // MOST_PIECES).gather(number)
-        tables = []
+        tables: dict[str, list[pl.DataFrame]] = {name: [] for name in _SUMS}
         for number_of_block in block_of_row.unique().sort():
             rows = path.filter(block_of_row == number_of_block)
             # Paths of these steps: the tables that pieces need of them are those of the whole run.
@@ -167,15 +180,18 @@ class Paths:
             for name in ("aligned", "barriers", "segments"):
                 vars(block)[name] = getattr(self, name).join(rows, on=STEP, how="semi", maintain_order="left")
             vars(block)["pieces"] = block._pieces_of(rows)
-            waits = _with_waits(block).group_by(*STEP_OF_WORKER, "part", "event", "waited_for")
-            sums = waits.agg(pl.col("sec").sum())
-            tables.append((_outside_sums(block), _deciding_sums(block), _deciding_calls(block), sums))
-        outside, deciding, calls, waiting = (pl.concat(each) for each in zip(*tables, strict=True))
-        return outside, deciding, calls, waiting
+            for name, make in _SUMS.items():
+                rows = make(block)
+                if name == "waiting":
+                    rows = rows.group_by(*STEP_OF_WORKER, "part", "event", "waited_for").agg(
+                        pl.col("sec").sum()
+                    )
+                tables[name].append(rows.cast({pl.String: pl.Categorical}))
+        return {name: pl.concat(tables.pop(name)) for name in _SUMS}
 
     def _pieces_of(self, path: pl.DataFrame) -> pl.DataFrame:
         steps = self.aligned.drop("launch").rename({"start_us": "begin_us", "end_us": "stop_us"})
-        path = path.join(steps, on=STEP_OF_WORKER, maintain_order="left")
+        path = with_texts(path).join(steps, on=STEP_OF_WORKER, maintain_order="left")
         ahead = pl.col("ahead_us")
         path = path.select(
             *STEP_OF_WORKER,
@@ -255,6 +271,14 @@ def _with_waits(paths: Paths) -> pl.DataFrame:
     waits = (pl.col("part") == "barrier") & (pl.col("waited_for") != pl.col("worker"))
     columns = (*STEP_OF_WORKER, "part", "event", "sec")
     return rows.select(*columns, waited_for=pl.when(waits).then("waited_for"))
+
+
+_SUMS: Final[dict[str, Callable[[Paths], pl.DataFrame]]] = {
+    "outside": _outside_sums,
+    "deciding": _deciding_sums,
+    "calls": _deciding_calls,
+    "waiting": _with_waits,
+}
 
 
 def step_windows(run: Digest | Paths) -> pl.DataFrame:

@@ -4,11 +4,14 @@ A step lasts from its begin to the begin of the next one. Each second of it belo
 how long it took: `deciding_paths` tells which.
 """
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest, with_texts
+from sglang_instrument.analysis.ledger.deciding_paths import MOST_PIECES
 from sglang_instrument.analysis.ledger.deciding_paths import PARTS as PARTS
 from sglang_instrument.analysis.ledger.deciding_paths import STEP as STEP
 from sglang_instrument.analysis.ledger.deciding_paths import STEP_OF_WORKER as STEP_OF_WORKER
@@ -123,7 +126,8 @@ def _of_trainer(paths: Paths, condition: pl.Expr) -> pl.DataFrame:
     of_lowest_rank = of_lowest_rank.filter(pl.col("worker") == pl.col("worker").min()).filter(condition)
     ahead = paths.aligned.sort("worker")["ahead_us"].first() or 0
     times = [(pl.col(name) - ahead).alias(to) for name, to in (("start_us", "from_us"), ("end_us", "to_us"))]
-    return one_at_a_time(of_lowest_rank.select("event", "phase", *times, of_step="step"), [])
+    rows = with_texts(of_lowest_rank.select("event", "phase", *times, of_step="step"))
+    return one_at_a_time(rows, [])
 
 
 def overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
@@ -142,6 +146,29 @@ def overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
 
 def _summed(tables: list[pl.DataFrame], walls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     """Sum up rows by part and event; what is left of the wall time is unaccounted."""
+    if sum(map(len, tables)) <= MOST_PIECES:
+        return _summed_at_once(tables, walls, key)
+    blocks = list(_blocks(walls["step"].unique().sort(), sum(map(len, tables))))
+    return pl.concat(
+        _summed_at_once([table.filter(of_block) for table in tables], walls.filter(of_block), key)
+        for validate in (False, True)
+        for of_block in [(pl.col("validate") == validate) & block for block in blocks]
+    )
+
+
+def _blocks(steps: pl.Series, rows: int) -> Iterator[pl.Expr]:
+    """Yield a condition for each of some ranges of steps, with about `MOST_PIECES` of all rows."""
+    begins = steps.gather_every(max(1, len(steps) * MOST_PIECES // rows)).to_list()[1:]
+    for begin, end in pairwise([None, *begins, None]):
+        bounds = [pl.lit(value=True)]
+        if begin is not None:
+            bounds.append(pl.col("step") >= begin)
+        if end is not None:
+            bounds.append(pl.col("step") < end)
+        yield pl.all_horizontal(bounds)
+
+
+def _summed_at_once(tables: list[pl.DataFrame], walls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     tables = [pl.DataFrame(schema=_LEDGER), *tables]
     rows = pl.concat(tables, how="diagonal_relaxed").select(list(_LEDGER)).filter(pl.col("sec") > 0)
     sec = pl.col("sec").sort().sum()  # in this order, for that of the rows differs from call to call

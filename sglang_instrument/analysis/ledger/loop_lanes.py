@@ -10,7 +10,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest, with_texts
 from sglang_instrument.analysis.ledger.deciding_paths import STEP, Paths
 from sglang_instrument.analysis.ledger.intervals import one_at_a_time, sec_between
 
@@ -159,7 +159,7 @@ class LoopLanes:
     def _of_trainer(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of the trainer: of its lowest rank."""
         of_role = table.filter(pl.col("role").eq_missing(pl.lit(self.role, pl.String)))
-        return of_role.filter(pl.col("worker") == pl.col("worker").min())
+        return with_texts(of_role.filter(pl.col("worker") == pl.col("worker").min()))
 
     def _aligned(self, table: pl.DataFrame) -> pl.DataFrame:
         times = [

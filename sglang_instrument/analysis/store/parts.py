@@ -13,12 +13,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest, fitted_table
+from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest, fitted_table, with_texts
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.digests.parquet import read_table, save_parquet
 from sglang_instrument.analysis.reading.files import File
@@ -240,7 +240,7 @@ def fill_part(
     """
     filled = {table: rows for table, rows in tables.items() if len(rows)}
     for table, rows in filled.items():
-        save_parquet(folder, f"{table}.parquet", rows, sync)
+        save_parquet(folder, f"{table}.parquet", with_texts(rows), sync)
     listed = [msgspec.structs.replace(file, range=None) for file in files]
     folder.write(FILES, msgspec.json.encode(_WrittenTables(VERSION, list(filled), listed)), sync)
 
@@ -291,9 +291,14 @@ def read_part(home: SafeFolder, part: Part) -> tuple[list[File], Digest]:
     stored, folder = _read_files(home, part), home.path / PARTS / part.name
     tables = {name: pl.DataFrame(schema=schema) for name, schema in SCHEMAS.items()}
     tables |= {name: read_table(folder / f"{name}.parquet") for name in stored.tables if name in SCHEMAS}
-    if any(dict(table.schema) != SCHEMAS[name] for name, table in tables.items()):
+    if any(_in_texts(table.schema) != _in_texts(SCHEMAS[name]) for name, table in tables.items()):
         raise ValueError(f"the tables of {folder} have other columns")
-    return stored.files, Digest(**tables)
+    return stored.files, Digest(**{name: table.cast(SCHEMAS[name]) for name, table in tables.items()})
+
+
+def _in_texts(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema as it is in a file, which holds categories as texts."""
+    return {name: pl.String if kind == pl.Categorical else kind for name, kind in schema.items()}
 
 
 def records_of(files: Sequence[File]) -> int:

@@ -48,7 +48,7 @@ def load(folder: Path, files: Sequence[File]) -> tuple[list[File], Digest]:
         files: Its log files, as listed.
     """
     wanted = {key_of(file) for file in files}
-    pieces: list[tuple[list[File], Digest]] = []
+    pieces: list[tuple[Sequence[File], Digest]] = []
     for home in homes(folder):
         for part in read_index(home).parts:
             keys = wanted.intersection(part.files)
@@ -60,6 +60,7 @@ def load(folder: Path, files: Sequence[File]) -> tuple[list[File], Digest]:
                 continue
             pieces.append((_chosen(stored, keys), _of_files(digest, stored, keys)))
             wanted -= keys
+            del digest
     by_key = {key_of(file): file for stored, _ in pieces for file in stored}
     known = [by_key[key] for file in files if (key := key_of(file)) in by_key]
     return known, join_digests(pieces, known) if pieces else concat_digests([])

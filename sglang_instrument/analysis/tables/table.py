@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +51,17 @@ class Table:
 
     def in_json(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
         """Return what `--json` prints of rows: the declared columns, in order."""
+        return list(self.each_in_json(rows))
+
+    def each_in_json(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        """Yield what `in_json` returns: for the many rows of a long run."""
         columns = [column for column in self.columns if column.json]
-        return [
-            {column.name: row[column.name] for column in columns if not column.optional or column.name in row}
-            for row in rows
-        ]
+        for row in rows:
+            yield {
+                column.name: row[column.name]
+                for column in columns
+                if not column.optional or column.name in row
+            }
 
     def frame(self, run: Run) -> pl.DataFrame:
         """Return this table of a run, with the declared columns and types.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.analysis.tables.rollout.ledger import LEDGER
 from sglang_instrument.analysis.tables.rollout.steps import STEPS
 from sglang_instrument.analysis.tables.rollout.workers import WORKERS
 from sglang_instrument.cli import select
+from sglang_instrument.cli.json_pieces import JsonRows
 from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.summaries import steps as steps_printed
 from sglang_instrument.cli.summaries.ledger import print_ledger
@@ -33,7 +35,7 @@ class StepTables:
         name: Of the run.
         workers_in_run: How many workers it has.
         validations: How many validation steps it has.
-        steps: Of `step_table`.
+        of_steps: Of `step_table`.
         workers: Of `worker_table`.
         spent: Of `step_ledger`.
         spent_by_workers: Of `worker_ledger`.
@@ -42,7 +44,7 @@ class StepTables:
     name: str
     workers_in_run: int
     validations: int
-    steps: list[_Row]
+    of_steps: pl.DataFrame
     workers: pl.DataFrame
     spent: pl.DataFrame
     spent_by_workers: pl.DataFrame
@@ -59,15 +61,20 @@ class StepTables:
         """Return the rows of training, or of validations; of some steps, or of all (None)."""
         validations = tables[0].filter(validate=True)["step"].n_unique()
         tables = [table.filter(select.within(chosen), validate=validate) for table in tables]
-        return cls(name, workers, validations, tables[0].to_dicts(), *tables[1:])
+        return cls(name, workers, validations, *tables)
+
+    @cached_property
+    def steps(self) -> list[_Row]:
+        """The rows of `of_steps`."""
+        return self.of_steps.to_dicts()
 
     def as_json(self, chosen: Sequence[int] | None) -> _Row:
         """Return them for `--json`; the ledger of each worker with chosen steps only."""
-        of_workers = {} if chosen is None else {"workers": LEDGER.in_json(_rows(self.spent_by_workers))}
+        spent = {"steps": self.spent, **({} if chosen is None else {"workers": self.spent_by_workers})}
         return {
-            "steps": STEPS.in_json(map(_with_phases, self.steps)),
-            "workers": WORKERS.in_json(map(_with_phases, _rows(self.workers))),
-            "ledger": {"steps": LEDGER.in_json(_rows(self.spent)), **of_workers},
+            "steps": JsonRows(STEPS.each_in_json(map(_with_phases, _rows(self.of_steps)))),
+            "workers": JsonRows(WORKERS.each_in_json(map(_with_phases, _rows(self.workers)))),
+            "ledger": {name: JsonRows(LEDGER.each_in_json(_rows(rows))) for name, rows in spent.items()},
         }
 
 

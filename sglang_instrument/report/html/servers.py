@@ -19,6 +19,7 @@ from sglang_instrument.analysis.answers.routing.words import (
     bars,
     unknown_words,
 )
+from sglang_instrument.analysis.digests.digest import with_texts
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -91,7 +92,7 @@ def _gauges_of_step(run: Run, step: Chosen, gauges: pl.DataFrame, gpus: pl.DataF
     }
     lines = {name: _line(table.drop_nulls(name), name, bin_us) for name, table in tables.items()}
     last = workers.sort("end_us")["worker"][-1]
-    path = run.digest.path.filter(here & (pl.col("worker") == last))
+    path = with_texts(run.digest.path.filter(here & (pl.col("worker") == last)))
     return {
         "lines": {name: line for name, line in lines.items() if line["at_sec"]},
         "worker": last,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_instrument.analysis.verdict.evidence import slopes
-from sglang_instrument.analysis.verdict.evidence.slopes import median_slope, reaches
+from sglang_instrument.analysis.verdict.evidence.series import slopes
+from sglang_instrument.analysis.verdict.evidence.series.slopes import median_slope, reaches
 
 series = st.lists(st.one_of(st.floats(-5, 5), st.integers(-3, 3).map(float)), min_size=2, max_size=60).map(
     np.array

@@ -12,6 +12,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import (
+    AS_ROUNDED,
     chance_beyond,
     chance_of_higher_ranks,
     chances_of_higher_ranks,
@@ -78,11 +79,14 @@ def find_long_replies(evidence: Evidence) -> Findings:
     findings += [finding for finding in workers if (finding.step, finding.validate) not in long_steps]
     yield from findings
     steps = {(finding.step, finding.validate) for finding in findings}
+    together = _together(requests)
+    shifted = _may_be_shifted(requests, together)
     drawn = []
     for row in _long_draws(evidence, requests):
-        if (row["step"], row["validate"]) in steps:
+        place = (row["step"], row["validate"])
+        if place in steps:
             continue
-        times = _shift(requests, row)
+        times = _shift(requests, row, together) if place in shifted else None
         if times is None:
             drawn.append(row)
         else:
@@ -208,7 +212,17 @@ def _long_draws(evidence: Evidence, requests: pl.DataFrame) -> list[dict[str, An
     return longest.sort(STEP).to_dicts()
 
 
-def _shift(requests: pl.DataFrame, row: dict[str, Any]) -> float | None:
+def _may_be_shifted(requests: pl.DataFrame, together: float) -> set[tuple[int, bool]]:
+    """Return the steps of which `_shift` may return a number: all others it need not look at one by one."""
+    cells = chances_of_higher_ranks(requests, "of_turn", STEP, "validate", together)
+    of_kind = cells.with_columns(chance=pl.col("chance") * pl.len().over("validate"))
+    may_be = of_kind.filter(
+        pl.col("times") >= _LEAST_SHIFT / AS_ROUNDED, pl.col("chance") < _CHANCE_OF_A_SHIFT * AS_ROUNDED
+    )
+    return set(may_be.select(STEP).iter_rows())
+
+
+def _shift(requests: pl.DataFrame, row: dict[str, Any], together: float) -> float | None:
     """Return how many times as long the replies of a step were as those of others; None if by chance.
 
     By Mann and Whitney's test of the replies' ranks; the factor is that of their geometric means.
@@ -220,7 +234,7 @@ def _shift(requests: pl.DataFrame, row: dict[str, Any]) -> float | None:
     times = math.exp(_mean(replies.log()) - _mean(others["of_turn"].log()))
     if times < _LEAST_SHIFT:
         return None
-    chance = chance_of_higher_ranks(replies, others["of_turn"], _together(requests))
+    chance = chance_of_higher_ranks(replies, others["of_turn"], together)
     return times if chance * steps < _CHANCE_OF_A_SHIFT else None
 
 

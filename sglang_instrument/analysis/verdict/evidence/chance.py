@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import polars as pl
 
 FEWEST: Final = 40  # with fewer values, their tail cannot be estimated
+#: A factor on limits: what reaches them only by the rounding of sums in another order reaches them so, too.
+AS_ROUNDED: Final = 1.001
 _TAIL: Final = 0.1  # share of them that forms the tail
 _FEWEST_OF_A_TAIL: Final = 5
 _FEWEST_OF_A_MEAN: Final = 20  # draws; means of fewer are not distributed normally
@@ -165,15 +167,36 @@ def chance_of_higher_mean(values: pl.Series, others: pl.Series, together: float 
         others: The values that they are compared with.
         together: How many of them count as one draw: `drawn_together`.
     """
-    if min(len(values), len(others)) < _FEWEST_OF_A_MEAN * together:
+    return chance_of_moments(Moments.of(values), Moments.of(others), together)
+
+
+class Moments(NamedTuple):
+    """How many values there are, their mean, and their variance; of none and of one it may be None."""
+
+    count: int
+    mean: Any
+    variance: Any
+
+    @classmethod
+    def of(cls, values: pl.Series) -> "Moments":
+        """Return those of some values."""
+        numbers = values.cast(pl.Float64)
+        return cls(len(numbers), numbers.mean(), numbers.var())
+
+    @classmethod
+    def of_sums(cls, count: int, total: float, squares: float) -> "Moments":
+        """Return those of at least two values with this sum, and this sum of their squares."""
+        return cls(count, total / count, (squares - total * total / count) / (count - 1))
+
+
+def chance_of_moments(mine: Moments, usual: Moments, together: float = 1.0) -> float:
+    """Return `chance_of_higher_mean` of values of which no more is known."""
+    if min(mine.count, usual.count) < _FEWEST_OF_A_MEAN * together:
         return 1.0
-    parts = [part.cast(pl.Float64) for part in (values, others)]
-    means: list[Any] = [part.mean() for part in parts]
-    variances: list[Any] = [part.var() for part in parts]
-    error = sum(variance / len(part) for part, variance in zip(parts, variances, strict=True))
+    error = mine.variance / mine.count + usual.variance / usual.count
     if error <= 0:
-        return float(means[0] <= means[1])
-    return math.erfc((means[0] - means[1]) / math.sqrt(2 * error * max(1.0, together))) / 2
+        return float(mine.mean <= usual.mean)
+    return math.erfc((mine.mean - usual.mean) / math.sqrt(2 * error * max(1.0, together))) / 2
 
 
 def drawn_together(rows: pl.DataFrame, value: str, group: Sequence[str], cell: Sequence[str]) -> float:

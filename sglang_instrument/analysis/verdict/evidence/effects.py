@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
-from sglang_instrument.analysis.verdict.evidence.slopes import median_slope, reaches
+from sglang_instrument.analysis.verdict.evidence.series.cuts import cuts_with_least_scatter
+from sglang_instrument.analysis.verdict.evidence.series.slopes import median_slope, reaches
 
 SPREADS: Final = 6.0  # robust standard deviations above which a value is out of the ordinary
 FEWEST_STEPS: Final = 4  # with fewer steps, the spread between steps cannot be estimated
@@ -140,7 +141,7 @@ def find_shift(shared: pl.DataFrame, limits: Limits) -> Shift | None:
     """
     training = shared.filter(~pl.col("validate")).drop_nulls("shared")
     values, best = training["shared"], None
-    for first in range(_FEWEST_OF_A_SIDE, len(values) - _FEWEST_OF_A_SIDE + 1):
+    for first in cuts_with_least_scatter(values.to_numpy(), _FEWEST_OF_A_SIDE):
         before, after = values.head(first), values.tail(-first)
         low, high = float(before.median()), float(after.median())  # type: ignore[arg-type]  # of floats
         off = pl.concat([before - low, after - high])

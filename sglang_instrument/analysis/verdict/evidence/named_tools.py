@@ -3,11 +3,13 @@
 The digest keeps no names of tools. They are read from the log again, and only where a finding hangs on them.
 """
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.executors.batches import weight
 from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
 from sglang_instrument.analysis.run.opening import Run
 
@@ -16,6 +18,8 @@ _FEWEST: Final = 8  # turns with the same tools; of fewer, the median of all too
 _MAD: Final = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
 _LEAST_SPREAD: Final = 0.05
 _MOST_STEPS: Final = 24  # that are read; in longer runs, besides those in question, evenly spaced ones
+
+_MOST_BYTES: Final = 32 * 2**20  # of text that is read at once: its records take about as much memory
 
 
 def usual_by_tool(run: Run, calls: pl.DataFrame, steps: Collection[int]) -> pl.DataFrame:
@@ -60,7 +64,29 @@ def _some_steps(calls: pl.DataFrame, steps: Collection[int]) -> list[int]:
 
 
 def _names(run: Run, steps: list[int]) -> pl.DataFrame:
-    records = run.read_records(steps)
+    """Return the names of tools of the turns of some steps, whose records are read some steps at a time."""
+    names = [_names_in(run.read_records(some)) for some in _in_turn(run, steps)]
+    return pl.concat(names or [_names_in(run.read_records([]))], how="vertical")
+
+
+def _in_turn(run: Run, steps: list[int]) -> Iterator[list[int]]:
+    """Yield some steps after the other, whose logs hold so much text that it fits into memory well."""
+    of_step = Counter[int]()
+    for file in run.files:
+        if file.place is not None and file.place.step is not None:
+            of_step[file.place.step] += weight(file)
+    some, text = list[int](), 0
+    for step in steps:
+        if some and text + of_step[step] > _MOST_BYTES:
+            yield some
+            some, text = [], 0
+        some.append(step)
+        text += of_step[step]
+    if some:
+        yield some
+
+
+def _names_in(records: pl.DataFrame) -> pl.DataFrame:
     tools = records.filter(pl.col("phase").cast(pl.String) == "tool").drop_nulls(
         ["tool", "request_id", "turn"]
     )

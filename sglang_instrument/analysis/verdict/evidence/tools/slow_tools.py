@@ -7,7 +7,12 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
-from sglang_instrument.analysis.verdict.evidence.chance import chance_of_higher_ranks, chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.chance import (
+    AS_ROUNDED,
+    chance_of_higher_ranks,
+    chance_of_so_many,
+    chances_of_higher_ranks,
+)
 from sglang_instrument.analysis.verdict.evidence.detector import Explained
 from sglang_instrument.analysis.verdict.evidence.effects import Limits, find_shift
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
@@ -54,8 +59,9 @@ def slow_tools(evidence: Evidence) -> Iterator[Explained]:
         if lasting is not None:
             yield from _judged(evidence, _with_mixtures(lasting, named, str(tool)))
             continue
-        for _, mine in turns.group_by(STEP, maintain_order=True):
-            others = turns.filter(validate=mine["validate"][0]).filter(pl.col("step") != mine["step"][0])
+        for step, validate in _may_be_slow(turns, len(tools)):
+            of_kind = turns.filter(validate=validate)
+            mine, others = of_kind.filter(step=step), of_kind.filter(pl.col("step") != step)
             tries = len(tools) * (1 + others["step"].n_unique())
             if min(len(mine), len(others)) >= _FEWEST:
                 slow = _all_slow(mine, others, str(tool), tries) or _some_slow(mine, others, str(tool), tries)
@@ -126,6 +132,27 @@ def _from_a_step_on(turns: pl.DataFrame, tool: str) -> _Slow | None:
     words = f"from step {shift.step} on, {tool} took {shift.times:.1f} times as long as before"
     numbers = {"tool": tool, "times": shift.times, "first_step": shift.step, "steps": shift.steps}
     return _Slow(later.with_columns(excess_sec=pl.col("sec") * (1 - 1 / shift.times)), words, numbers)
+
+
+def _may_be_slow(turns: pl.DataFrame, tools: int) -> list[tuple[int, bool]]:
+    """Return the steps of which `_all_slow` or `_some_slow` may find that a tool took long.
+
+    All others need not be looked at one by one.
+    """
+    kind, sec = "validate", pl.col("sec")
+    cells = chances_of_higher_ranks(turns, "sec", STEP, kind)
+    most = turns.group_by(STEP).agg(most=sec.max(), some=sec.top_k(_FEWEST_BEYOND).min())
+    cells = cells.join(most, on=STEP, maintain_order="left")
+    is_most = pl.col("most") == pl.col("most").max()
+    of_others = pl.when(is_most & (is_most.sum() == 1)).then(pl.col("most").top_k(2).min())
+    of_others = of_others.otherwise(pl.col("most").max()).over(kind)
+    tries = tools * pl.len().over(kind)
+    all_slow = (pl.col("times") >= _LIMITS.times / AS_ROUNDED) & (
+        pl.col("chance") * tries < _CHANCE * AS_ROUNDED
+    )
+    some_slow = pl.col("some") > _LIMITS.times * of_others
+    enough = (pl.col("count") >= _FEWEST) & (pl.col("others") >= _FEWEST)
+    return cells.filter(enough & (all_slow | some_slow)).select(STEP).rows()
 
 
 def _all_slow(mine: pl.DataFrame, others: pl.DataFrame, tool: str, tries: int) -> _Slow | None:

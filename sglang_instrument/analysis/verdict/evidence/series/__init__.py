@@ -1,0 +1,1 @@
+"""Series of numbers: the slope between them, and where to cut them in two."""
