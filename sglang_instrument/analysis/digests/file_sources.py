@@ -24,18 +24,24 @@ def number_sources(files: Sequence[File]) -> dict[tuple[str, int, int, int, str 
 
 def renumber(table: pl.DataFrame, files: Sequence[File], kept_files: Sequence[File]) -> pl.DataFrame:
     """Return the rows of files, and of runs in them, that are kept, with the new numbers in `source`."""
-    return _renumbered(table, files, number_sources(kept_files))
+    return _with_numbers(table, _new_numbers(files, number_sources(kept_files)))
 
 
-def _renumbered(
-    table: pl.DataFrame, files: Sequence[File], new: Mapping[tuple[str, int, int, int, str | None], int]
-) -> pl.DataFrame:
+def _new_numbers(
+    files: Sequence[File], new: Mapping[tuple[str, int, int, int, str | None], int]
+) -> pl.Series | None:
+    """Return the new number of each source, null for those that go; None if all stay as they are."""
     numbers = [new.get(run) for run in number_sources(files)]
-    if numbers == list(range(len(numbers))):
+    return None if numbers == list(range(len(numbers))) else pl.Series(numbers, dtype=pl.Int64)
+
+
+def _with_numbers(table: pl.DataFrame, numbers: pl.Series | None) -> pl.DataFrame:
+    if numbers is None:
         return table
-    renumbered = pl.Series(numbers, dtype=pl.Int64).gather(table["source"]).alias("source")
-    table = table.with_columns(renumbered)
-    return table.drop_nulls("source") if renumbered.null_count() else table
+    renumbered = numbers.gather(table["source"]).alias("source")
+    if renumbered.null_count():
+        table, renumbered = table.filter(renumbered.is_not_null()), renumbered.drop_nulls()
+    return table.with_columns(renumbered)
 
 
 def join_digests(parts: list[tuple[Sequence[File], Digest]], files: Sequence[File]) -> Digest:
@@ -48,7 +54,8 @@ def join_digests(parts: list[tuple[Sequence[File], Digest]], files: Sequence[Fil
     tables = []
     while parts:
         read, digest = parts.pop(0)
-        tables.append({name: _renumbered(table, read, new) for name, table in digest.tables().items()})
+        numbers = _new_numbers(read, new)
+        tables.append({name: _with_numbers(table, numbers) for name, table in digest.tables().items()})
         del digest
     return Digest(
         **{name: _in_order(concat_table(name, [of_part.pop(name) for of_part in tables])) for name in SCHEMAS}
@@ -63,4 +70,5 @@ def only_files(digest: Digest, files: Sequence[File], kept_files: Sequence[File]
     """Return a digest with the rows of files, and of runs in them, that are kept; see `renumber`."""
     if list(files) == list(kept_files):
         return digest
-    return Digest(**{name: renumber(table, files, kept_files) for name, table in digest.tables().items()})
+    numbers = _new_numbers(files, number_sources(kept_files))
+    return Digest(**{name: _with_numbers(table, numbers) for name, table in digest.tables().items()})

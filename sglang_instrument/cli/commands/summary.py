@@ -119,10 +119,11 @@ def run(args: argparse.Namespace) -> int:
         opened = select.open_logs(args, args.logs, progress if args.by else _hinting(progress))
         chosen = select.steps_of(opened, args) if args.step else None
         paths = paths_of(opened, None if args.by else chosen)
-        # A step ends with the begin of the next one or of a validation: measure all, then choose.
-        of_steps = [] if args.by else step_tables(opened.digest, paths)
         periods = _periods(opened, paths, args, chosen) if args.by else []
         verdict = judge(opened, paths=paths)
+        # A step ends with the begin of the next one or of a validation: measure all, then choose. What the
+        # verdict looked at is gone by now: a long run has no memory for both.
+        of_steps = [] if args.by else step_tables(opened.digest, paths)
         findings = findings_with_changes(opened, verdict)
         tells_first_finding = bool(findings) and verdict.sentence.startswith(findings[0].sentence)
         why = explain(opened, findings[0]) if tells_first_finding else ""
