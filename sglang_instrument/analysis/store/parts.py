@@ -293,7 +293,11 @@ def read_part(home: SafeFolder, part: Part) -> tuple[list[File], Digest]:
     tables |= {name: read_table(folder / f"{name}.parquet") for name in stored.tables if name in SCHEMAS}
     if any(_in_texts(table.schema) != _in_texts(SCHEMAS[name]) for name, table in tables.items()):
         raise ValueError(f"the tables of {folder} have other columns")
-    return stored.files, Digest(**{name: table.cast(SCHEMAS[name]) for name, table in tables.items()})
+    return stored.files, Digest(**{name: _fitting(table, SCHEMAS[name]) for name, table in tables.items()})
+
+
+def _fitting(table: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
+    return table if table.schema == schema else table.cast(dict(schema))
 
 
 def _in_texts(schema: Mapping[str, Any]) -> dict[str, Any]:

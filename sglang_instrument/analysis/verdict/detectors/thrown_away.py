@@ -35,7 +35,7 @@ def find_thrown_away(evidence: Evidence) -> Findings:
 
     The physical fact: groups that are filtered are made again, so that a step with more of them takes longer.
     """
-    if evidence.everything.samples.is_empty() and FILTERED not in evidence.fates["fate"]:
+    if evidence.everything.samples.is_empty():
         return
     yield from _filtered_steps(evidence)
     table = waste_table(evidence.fates, evidence.everything)
