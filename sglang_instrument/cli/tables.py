@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.answers.json_pieces import pieces_of_json
 from sglang_instrument.analysis.tables.column import Cell, Column, Styled
 from sglang_instrument.analysis.tables.table import Row, Table
 from sglang_instrument.cli.columns import leave_out, write
-from sglang_instrument.cli.json_pieces import pieces_of_json
 from sglang_instrument.plain_text import plain, plain_json
 from sglang_instrument.whole_commands import wrapped
 

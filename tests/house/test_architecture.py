@@ -57,6 +57,7 @@ ROUTING = {
 EVIDENCE = {
     "analysis.verdict.evidence",
     "analysis.verdict.evidence.fields",
+    "analysis.verdict.evidence.series",
     "analysis.verdict.evidence.servers",
     "analysis.verdict.evidence.tools",
 }
@@ -140,7 +141,8 @@ MAY_IMPORT = {
     | {"analysis.answers.engine", "analysis.answers.routing", "analysis.settings"},
     "analysis.answers.routing": LEDGER | {"analysis.answers", "analysis.answers.engine"},
     "analysis.answers.asynchronous": LEDGER | {"analysis.answers", "analysis.answers.engine"},
-    "analysis.verdict.evidence": LEDGER | ROUTING,
+    "analysis.verdict.evidence.series": set(),
+    "analysis.verdict.evidence": LEDGER | ROUTING | {"analysis.verdict.evidence.series"},
     "analysis.verdict.evidence.servers": LEDGER | ROUTING | {"analysis.verdict.evidence"},
     "analysis.verdict.evidence.tools": LEDGER | ROUTING | {"analysis.verdict.evidence"},
     "analysis.verdict.evidence.fields": LEDGER | ROUTING | {"analysis.verdict.evidence"},

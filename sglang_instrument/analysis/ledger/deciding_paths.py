@@ -14,11 +14,17 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import Digest, with_texts
 from sglang_instrument.analysis.ledger.flows import flows_of, lead_of_begins
 from sglang_instrument.analysis.ledger.intervals import clipped, one_at_a_time, sec_between, without
+from sglang_instrument.analysis.ledger.piece_cuts import STEP as STEP
+from sglang_instrument.analysis.ledger.piece_cuts import STEP_OF_WORKER as STEP_OF_WORKER
+from sglang_instrument.analysis.ledger.piece_cuts import (
+    blocked_apart,
+    engine_apart,
+    microseconds,
+    with_segment,
+)
 from sglang_instrument.analysis.run.clocks import clock_table, numbered_barriers
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 
-STEP: Final = ["step", "validate"]
-STEP_OF_WORKER: Final = [*STEP, "worker"]
 #: The parts of a step, in the order in which it meets them.
 PARTS: Final = (
     *("late start", "preprocess", "waiting for own requests", "engine", "tool", "interaction"),
@@ -31,8 +37,6 @@ PART_OF_PHASE: Final = {
     **dict.fromkeys(("step", "request", "turn", "loop"), "unaccounted"),
 }
 PART_OF_EVENT: Final = {"request_wait": "waiting for own requests"}
-#: The events of the part "engine" where the engine's own logs tell them, in the order of a call.
-IN_ENGINE: Final = ("queue", "prefill", "transfer", "decode")
 #: Rows of paths that are cut into pieces at once, in about 50 MB.
 MOST_PIECES: Final = 100_000
 
@@ -71,7 +75,7 @@ class Paths:
         steps = steps.group_by(STEP_OF_WORKER).agg(
             pl.col("start_us").min(), pl.col("end_us").max(), pl.col("launch").max()
         )
-        offsets = clock_table(self.of_workers).select("worker", ahead_us=_microseconds("offset_sec"))
+        offsets = clock_table(self.of_workers).select("worker", ahead_us=microseconds("offset_sec"))
         steps = steps.join(offsets, on="worker", how="left")
         begun = pl.coalesce(
             (pl.col("start_us") - pl.col("ahead_us")).median().over(STEP),
@@ -200,13 +204,13 @@ class Paths:
             from_us=pl.col("start_us") - ahead,
             to_us=pl.col("end_us") - ahead,
         )
-        path = _known_first(_blocked_apart(path))
+        path = _known_first(blocked_apart(path))
         path = clipped(path, "begin_us", "stop_us")
         if self.call_times is not None:
             known = self.aligned.select(*STEP_OF_WORKER, "ahead_us")
             calls = self.call_times.join(known, on=STEP_OF_WORKER, maintain_order="left")
-            path = _engine_apart(path, calls.with_columns(pl.col("called_us") - pl.col("ahead_us")))
-        path = _with_segment(path, self.barriers)
+            path = engine_apart(path, calls.with_columns(pl.col("called_us") - pl.col("ahead_us")))
+        path = with_segment(path, self.barriers)
         columns = ("segment", "part", "event", "request_id", "from_us", "to_us", "sec")
         return path.select(*STEP_OF_WORKER, *columns)
 
@@ -310,10 +314,6 @@ def _known_first(pieces: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([one_at_a_time(alone, STEP_OF_WORKER), known, without(others, known, STEP_OF_WORKER)])
 
 
-def _microseconds(column: str) -> pl.Expr:
-    return (pl.col(column) * 1e6).round().cast(pl.Int64)
-
-
 def _part() -> pl.Expr:
     """Return the part for which a span counts. A call that only contains others has no part."""
     contains = (pl.col("phase") == "generate") & pl.col("request_id").is_null() & pl.col("contains")
@@ -323,52 +323,3 @@ def _part() -> pl.Expr:
         .then(pl.lit("unaccounted"))
         .otherwise(pl.col("event").replace_strict(PART_OF_EVENT, default=phase, return_dtype=pl.String))
     )
-
-
-def _blocked_apart(path: pl.DataFrame) -> pl.DataFrame:
-    """Split each piece in two: first the blocked time, then the rest."""
-    blocked = path.filter(pl.col("blocked_sec") > 0)
-    until = pl.min_horizontal("to_us", pl.col("from_us") + _microseconds("blocked_sec"))
-    blocked = blocked.with_columns(part=pl.lit("blocked loop"), to_us=until)
-    rest = path.with_columns(from_us=pl.when(pl.col("blocked_sec") > 0).then(until).otherwise("from_us"))
-    return pl.concat([rest, blocked])
-
-
-def _engine_apart(path: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Split the pieces of engine calls: first the queue, then its other parts, then what is not known.
-
-    A blocked event loop delays the end of a call, not the engine: the blocked time, which comes first in its
-    piece, is no time of the engine's.
-    """
-    key = [*STEP_OF_WORKER, "request_id"]
-    spent = [_microseconds(f"{event}_sec").fill_null(0) for event in IN_ENGINE]
-    until = [f"{event}_until" for event in IN_ENGINE]
-    after = [pl.sum_horizontal(spent[: number + 1]) for number in range(len(spent))]
-    called = calls.select(
-        *key,
-        *((pl.col("called_us") + sec).alias(name) for sec, name in zip(after, until, strict=True)),
-        from_us="called_us",
-        call_ends=pl.col("called_us") + _microseconds("call_sec"),
-    )
-    is_call = (pl.col("part") == "engine") & pl.col("request_id").is_not_null()
-    # A piece belongs to the call of its request that began last; to one only, so that no time counts twice.
-    both = pl.concat([called.drop_nulls(), path.filter(is_call)], how="diagonal_relaxed")
-    both = both.sort(*key, "from_us", maintain_order=True)
-    both = both.with_columns(pl.col(*until, "call_ends").forward_fill().over(key)).drop_nulls("part")
-    last = pl.min_horizontal("to_us", pl.col("call_ends").fill_null(pl.col("from_us")))
-    blocked = _microseconds("blocked_sec")
-    both = both.with_columns(pl.min_horizontal(pl.col(name) + blocked, last).alias(name) for name in until)
-    parts = [path.filter(~is_call)]
-    for event, since, name in zip(IN_ENGINE, ["from_us", *until], until, strict=False):
-        parts.append(clipped(both, since, name).with_columns(event=pl.lit(event)).select(path.columns))
-    parts.append(clipped(both, until[-1], "to_us").select(path.columns))
-    return pl.concat(parts)
-
-
-def _with_segment(pieces: pl.DataFrame, barriers: pl.DataFrame) -> pl.DataFrame:
-    """Count for each piece the barriers that its worker has already passed."""
-    exits = barriers.select(*STEP_OF_WORKER, from_us="exit_us", left=pl.lit(1))
-    both = pl.concat([pieces.with_columns(left=pl.lit(0)), exits], how="diagonal_relaxed")
-    both = both.sort(*STEP_OF_WORKER, "from_us", "left", descending=[False] * 4 + [True])
-    both = both.with_columns(segment=pl.col("left").cast(pl.Int64).cum_sum().over(STEP_OF_WORKER))
-    return both.filter(pl.col("left") == 0)

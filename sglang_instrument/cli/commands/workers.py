@@ -147,7 +147,7 @@ def _sentence(chain: Chain | None) -> str:
 
 
 def _link(link: Link) -> str:
-    from sglang_instrument.analysis.ledger.deciding_paths import IN_ENGINE
+    from sglang_instrument.analysis.ledger.piece_cuts import IN_ENGINE
 
     asked = "" if link.request_id is None else f", most in request {link.request_id}"
     where = f" (most in {link.event})" if link.event in IN_ENGINE else ""

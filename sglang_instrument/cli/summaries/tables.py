@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.answers.json_pieces import JsonRows
 from sglang_instrument.analysis.tables.rollout.ledger import LEDGER
 from sglang_instrument.analysis.tables.rollout.steps import STEPS
 from sglang_instrument.analysis.tables.rollout.workers import WORKERS
 from sglang_instrument.cli import select
-from sglang_instrument.cli.json_pieces import JsonRows
 from sglang_instrument.cli.numbers import duration, percent
 from sglang_instrument.cli.summaries import steps as steps_printed
 from sglang_instrument.cli.summaries.ledger import print_ledger

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_instrument.cli import json_pieces
-from sglang_instrument.cli.json_pieces import JsonRows, pieces_of_json
+from sglang_instrument.analysis.answers import json_pieces
+from sglang_instrument.analysis.answers.json_pieces import JsonRows, pieces_of_json
 
 values = st.one_of(
     st.none(), st.integers(-3, 2**70), st.text(max_size=3), st.just("\udcff"), st.floats(-1, 1)
