@@ -297,7 +297,9 @@ def read_part(home: SafeFolder, part: Part) -> tuple[list[File], Digest]:
 
 
 def _fitting(table: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
-    return table if table.schema == schema else table.cast(dict(schema))
+    if table.schema == schema:
+        return table
+    return table.select(pl.col(column).cast(kind) for column, kind in schema.items())
 
 
 def _in_texts(schema: Mapping[str, Any]) -> dict[str, Any]:

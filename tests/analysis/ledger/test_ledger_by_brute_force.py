@@ -30,8 +30,8 @@ from sglang_instrument.analysis import Run, open_run, step_ledger, step_windows,
 from sglang_instrument.analysis.answers.engine.call_times import paths_of
 from sglang_instrument.analysis.answers.engine.join import joined_calls
 from sglang_instrument.analysis.digests.digest import Digest
-from sglang_instrument.analysis.ledger.deciding_paths import IN_ENGINE
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, Paths
+from sglang_instrument.analysis.ledger.piece_cuts import IN_ENGINE
 from sglang_instrument.testing import BlockedLoop, Engine
 from sglang_instrument.testing.synthetic import synthetic_run, write_run
 

@@ -173,7 +173,7 @@ def chance_of_higher_mean(values: pl.Series, others: pl.Series, together: float 
 class Moments(NamedTuple):
     """How many values there are, their mean, and their variance; of none and of one it may be None."""
 
-    count: int
+    number: int
     mean: Any
     variance: Any
 
@@ -184,16 +184,16 @@ class Moments(NamedTuple):
         return cls(len(numbers), numbers.mean(), numbers.var())
 
     @classmethod
-    def of_sums(cls, count: int, total: float, squares: float) -> "Moments":
+    def of_sums(cls, number: int, total: float, squares: float) -> "Moments":
         """Return those of at least two values with this sum, and this sum of their squares."""
-        return cls(count, total / count, (squares - total * total / count) / (count - 1))
+        return cls(number, total / number, (squares - total * total / number) / (number - 1))
 
 
 def chance_of_moments(mine: Moments, usual: Moments, together: float = 1.0) -> float:
     """Return `chance_of_higher_mean` of values of which no more is known."""
-    if min(mine.count, usual.count) < _FEWEST_OF_A_MEAN * together:
+    if min(mine.number, usual.number) < _FEWEST_OF_A_MEAN * together:
         return 1.0
-    error = mine.variance / mine.count + usual.variance / usual.count
+    error = mine.variance / mine.number + usual.variance / usual.number
     if error <= 0:
         return float(mine.mean <= usual.mean)
     return math.erfc((mine.mean - usual.mean) / math.sqrt(2 * error * max(1.0, together))) / 2

@@ -144,8 +144,9 @@ def _may_be_slow(turns: pl.DataFrame, tools: int) -> list[tuple[int, bool]]:
     most = turns.group_by(STEP).agg(most=sec.max(), some=sec.top_k(_FEWEST_BEYOND).min())
     cells = cells.join(most, on=STEP, maintain_order="left")
     is_most = pl.col("most") == pl.col("most").max()
-    of_others = pl.when(is_most & (is_most.sum() == 1)).then(pl.col("most").top_k(2).min())
-    of_others = of_others.otherwise(pl.col("most").max()).over(kind)
+    is_alone = is_most & (is_most.sum() == 1)
+    next_most = pl.when(is_alone).then(pl.col("most").top_k(2).min()).otherwise(pl.col("most").max())
+    of_others = next_most.over(kind)
     tries = tools * pl.len().over(kind)
     all_slow = (pl.col("times") >= _LIMITS.times / AS_ROUNDED) & (
         pl.col("chance") * tries < _CHANCE * AS_ROUNDED
