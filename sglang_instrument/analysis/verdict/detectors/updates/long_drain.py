@@ -22,6 +22,7 @@ LONG_DRAIN: Final = NamedCause(
     not_planted="`sglang_instrument.testing.world` plants it",
 )
 _TIMES: Final = 3.0  # times the longest of the others
+_BEYOND: Final = 3.0  # times the tokens of the longest other call
 _FEWEST: Final = 4  # updates
 
 
@@ -44,6 +45,10 @@ def find_long_drains(evidence: Evidence) -> Findings:
     if sec < _TIMES * (others[0][0] + floor_sec) or lost_sec < _worth(evidence):
         return
     call = _last_call(evidence, longest)
+    if call is not None and not _is_beyond(
+        evidence, call
+    ):  # some update waits for the longest of usual replies
+        return
     which = f" for the call of {call['completion_tokens']:,} tokens at {call['server']}" if call else ""
     sentence = (
         f"{step_name(longest['step'], False)}: the update of the weights waited {seconds(sec)}{which} "
@@ -62,6 +67,13 @@ def _worth(evidence: Evidence) -> float:
     took = evidence.windows.filter(~pl.col("validate")).select(pl.col("done_us") - pl.col("begin_us"))
     middle: Any = took.to_series().median() or 0.0
     return max(LEAST_SEC, OF_STEP * float(middle) / 1e6)
+
+
+def _is_beyond(evidence: Evidence, call: dict[str, Any]) -> bool:
+    """Return whether a call wrote far more tokens than any other request's call."""
+    others = evidence.served.filter(pl.col("request_id") != call["request_id"])["completion_tokens"]
+    most: Any = others.max() or 0
+    return bool(call["completion_tokens"] > _BEYOND * most)
 
 
 def _last_call(evidence: Evidence, update: dict[str, Any]) -> dict[str, Any] | None:
