@@ -49,7 +49,7 @@ class Kind:
 KINDS = {
     "running limit of 2": Kind(("running limit",), limits=(2,)),
     "running limit of 4": Kind(("running limit",), limits=(4,)),
-    "running limit of 1 on one of two servers": Kind(("running limit",), limits=(1, LIMIT)),
+    "running limit of 1 on one of two servers": Kind(("unequal servers",), limits=(1, LIMIT)),
     "all groups on one of two servers": Kind(
         ("router policy",), {"is_routed_to_one": True, "go_on_share": 0.7}, (4, 4)
     ),
@@ -57,7 +57,9 @@ KINDS = {
     "pool of two tools": Kind(
         ("pool of tools or rewards",), {"tool_places": 2, "tool_sec": 1.0, "go_on_share": 0.6}
     ),
-    "pool of one reward": Kind(("pool of tools or rewards",), {"reward_places": 1, "reward_sec": 0.4}),
+    "pool of one reward": Kind(  # more places, or no request that waits for its reward
+        ("pool of tools or rewards", "rewards off the critical path"), {"reward_places": 1, "reward_sec": 0.4}
+    ),
     "rewards on the critical path": Kind(("rewards off the critical path",), {"reward_sec": 4.0}),
     "no cap on responses": Kind(("response cap",), {"sigma": 1.1, "go_on_share": 0.0}),
     "no cap on turns": Kind(("turn cap",), {"go_on_share": 0.72}),

@@ -10,10 +10,11 @@ from set_worlds import changed, play_set, step_sec, well_set_world, wrong_world
 
 from sglang_instrument.analysis import advise, cap_table, open_run
 from sglang_instrument.analysis.advice import findings
-from sglang_instrument.analysis.advice.advise import Advice
+from sglang_instrument.analysis.advice.advise import Advice, Advised, _in_order
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.cliffs import cliffs_in
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
+from sglang_instrument.analysis.advice.evidence.lever import Lever
 from sglang_instrument.analysis.advice.findings import with_changes
 from sglang_instrument.analysis.advice.intervals import Saving, saving_of
 from sglang_instrument.analysis.advice.measured import Measurement, with_measured
@@ -226,3 +227,13 @@ def test_without_tokens_nothing_is_simulated_and_limits_are_shown_nevertheless(t
     assert all(lever["saves_sec"] is None for lever in answer["levers"])
     assert "let the call log generated_tokens" in answer["missing"][0]
     assert answer["limits"] == limits
+
+
+def test_levers_stand_in_the_order_of_what_they_save_for_sure():
+    def advised(name, saving, share):
+        return Advised(Lever(name, "simulated" if saving else "named", iter), None, saving, share)
+
+    likely = advised("likely", Saving(3.0, 0.1, 6.0), 0.3)
+    sure = advised("sure", Saving(2.0, 1.5, 2.5), 0.2)
+    dear, cheap = advised("dear", None, 0.7), advised("cheap", None, 0.5)
+    assert _in_order([likely, cheap, sure, dear], step_sec=10.0) == [dear, sure, likely, cheap]

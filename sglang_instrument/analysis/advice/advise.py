@@ -72,7 +72,8 @@ class Advice:
     """What to change in a run.
 
     Attributes:
-        levers: Simulated ones in the order of what they save, then named ones by what they cost.
+        levers: Simulated ones in the order of what they save for sure, then named ones by what they cost;
+            before all others those named ones whose present value cost more than any other may save.
         sentence: The answer in words, also where there is nothing to change.
         together: What the two best simulated levers save together; None unless there are two.
         step_sec: Mean seconds of a step, to the begin of the next.
@@ -161,11 +162,22 @@ def _told(proposed: Sequence[tuple[Lever, ProposedChange]], step_sec: float) -> 
     """Return the proposals that are told, in their order."""
     shown: list[Advised] = []
     for lever, proposal in proposed:
-        saving = saving_of(proposal.per_step, lever.model_error) if lever.kind == "simulated" else None
+        error = max(lever.model_error, proposal.model_error)
+        saving = saving_of(proposal.per_step, error) if lever.kind == "simulated" else None
         if is_worth_telling(lever, proposal, saving, step_sec):
             sec = saving.sec if saving else proposal.costs_sec or 0.0
             shown.append(Advised(lever, proposal, saving, sec / step_sec))
-    return sorted(shown, key=lambda advised: (advised.saving is None, -advised.share))
+    return _in_order(shown, step_sec)
+
+
+def _in_order(shown: Sequence[Advised], step_sec: float) -> list[Advised]:
+    """Return levers as `Advice.levers` says."""
+    simulated = [(advised, advised.saving) for advised in shown if advised.saving is not None]
+    simulated.sort(key=lambda pair: -pair[1].low)
+    most_sec = max((saving.high for _, saving in simulated), default=0.0)
+    named = sorted((advised for advised in shown if advised.saving is None), key=lambda each: -each.share)
+    dear = [advised for advised in named if advised.share * step_sec > most_sec]
+    return [*dear, *(advised for advised, _ in simulated), *named[len(dear) :]]
 
 
 def _missing(proposal: ProposedChange) -> str:
@@ -174,20 +186,24 @@ def _missing(proposal: ProposedChange) -> str:
 
 def _together(grounds: Grounds, levers: Sequence[Advised]) -> Saving | None:
     """Return what the two best levers save, simulated together; None unless two can be."""
-    changes = [advised.proposal.change for advised in levers[:2]]
+    best = [advised for advised in levers if advised.saving is not None][:2]
+    changes = [advised.proposal.change for advised in best]
     if len(changes) < 2 or changes[0] is None or changes[1] is None:
         return None
-    error = max(advised.lever.model_error for advised in levers[:2])
+    error = max(max(advised.lever.model_error, advised.proposal.model_error) for advised in best)
     return saving_of(grounds.playback.saved(changes[0].with_change(changes[1])), error)
 
 
 def _sentence(levers: Sequence[Advised], grounds: Grounds, step_sec: float) -> str:
     if levers:
         first = levers[0]
-        if first.saving is None:
-            cost = f"{100 * first.share:.0f} %"
-            return f"{first.proposal.setting} cost {cost} of a step; nothing else is to gain"
-        return what_it_saves(first, first.saving, step_sec)
+        if first.saving is not None:
+            return what_it_saves(first, first.saving, step_sec)
+        second = next((advised for advised in levers if advised.saving is not None), None)
+        after = "nothing else is to gain"
+        if second is not None and second.saving is not None:
+            after = what_it_saves(second, second.saving, step_sec)
+        return f"{first.proposal.setting} cost {100 * first.share:.0f} % of a step; {after}"
     of_step = (grounds.mean["rollout_sec"] or 0.0) / step_sec if step_sec else 0.0
     return f"nothing to gain from settings: the rollout is at work in {100 * of_step:.0f} % of the time"
 

@@ -1,10 +1,9 @@
 """Let the detectors look, and decide which of them explains the time that several could.
 
-This is the one place that decides what overlaps. What records of weight updates, and of queues that come and
-go in the run, explain is no delay of an engine, and no detector sees it. Detectors look by their precedence:
-a level sees the calls without the time that the findings of earlier levels explain, and all detectors of a
-level see the same calls. So their order within a level, and the order in which they are given, change
-nothing.
+This is the one place that decides what overlaps. What records of weight updates explain is no delay of an
+engine, and no detector sees it. Detectors look by their precedence: a level sees the calls
+without the time that the findings of earlier levels explain, and all detectors of a level see the same calls.
+So their order within a level, and the order in which they are given, change nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,6 @@ from sglang_instrument.analysis.verdict.evidence.detector import Detector, Expla
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.servers.held_calls import explained_by_updates
-from sglang_instrument.analysis.verdict.evidence.servers.queues import explained_by_queues
 
 
 def findings_in(
@@ -31,8 +29,6 @@ def findings_in(
     has_steps = not evidence.windows.is_empty()
     if has_steps and not evidence.update_windows.is_empty():
         evidence = evidence.without([explained_by_updates(evidence)])
-    if has_steps and not evidence.served.is_empty():
-        evidence = evidence.without([explained_by_queues(evidence)])
     able = (detector for detector in detectors if has_steps or not detector.needs_steps)
     ordered = sorted(able, key=lambda detector: (detector.precedence, detector.name))
     findings: list[Finding] = []

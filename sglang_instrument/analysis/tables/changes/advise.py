@@ -89,7 +89,7 @@ LIMITS: Final = Table(
 )
 LEVERS: Final = Table(
     name="levers",
-    row="a setting to change: first those whose savings are simulated, the largest first",
+    row="a setting to change, in the order of what it saves for sure; named ones by what they cost",
     commands=("advise",),
     columns=(
         Column("setting", "its name in the trainer or the engine"),

@@ -1,6 +1,7 @@
 """Propose how many requests a server runs at once: more where they queue, fewer where they are retracted."""
 
 from collections.abc import Iterator
+from math import log2
 from statistics import mean
 from typing import Final
 
@@ -12,11 +13,25 @@ _TIMES: Final = (1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
 _FULL: Final = 0.85  # of the cache: with more, no other limit would let more requests run
 _ROOM: Final = 0.9  # of the cache that a proposal may fill
 _ENOUGH: Final = 0.9  # of the most that any limit saves
+_OF_DOUBLING: Final = 0.15  # of the saving: what a replay at twice the requests that ran is off
 
 
-@lever("running limit", "simulated", "queue", "engine", "slow-calls", "slow-call", model_error=0.08)
+@lever(
+    "running limit",
+    "simulated",
+    "queue",
+    "engine",
+    "slow-calls",
+    "slow-call",
+    "trainer-waits",
+    model_error=0.08,
+)
 def running_limit(grounds: Grounds) -> Iterator[ProposedChange]:
-    """Yield the smallest limit that saves nine tenths of what the best one saves, if the cache has room."""
+    """Yield the smallest limit that saves nine tenths of what the best one saves, if the cache has room.
+
+    How fast an engine is with more running requests than it had is extrapolated: with each doubling, the
+    promise is less sure, as `benchmarks/real_settings.py` saw it.
+    """
     if grounds.differs_by_server("running limit"):  # `unequal_servers` says it of the server
         return
     limit = grounds.playback.served.limit
@@ -48,6 +63,7 @@ def running_limit(grounds: Grounds) -> Iterator[ProposedChange]:
         change=Change(limit=limits[place]),
         per_step=saved[place],
         not_recorded=setting.not_recorded,
+        model_error=_OF_DOUBLING * log2(limits[place] / limit),
     )
 
 

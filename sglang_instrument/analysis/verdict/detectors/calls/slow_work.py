@@ -20,6 +20,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.queues import explained_by_queues
 from sglang_instrument.analysis.verdict.evidence.tools.slow_tools import slow_tools
 from sglang_instrument.analysis.verdict.evidence.work import (
     UNITS,
@@ -71,13 +72,15 @@ def find_slow_work(evidence: Evidence) -> Findings:
 
     The physical fact: most of its calls took longer than their kind takes. Tools are of a kind if they have
     one name. What most workers of a step share is explained before its workers are compared; unless one
-    worker of the step was slower by far more than all of them: then its calls filled what they share.
+    worker of the step was slower by far more than all of them: then its calls filled what they share. A
+    call that queued as others of the run do had no slow engine.
     """
     by_name = list(slow_tools(evidence))
     yield from by_name
     evidence = evidence.without([answer.calls for answer in by_name])
-    for kind, work in evidence.work.items():
-        answers = list(_of_kind(evidence, kind, work))
+    for kind in list(evidence.work):
+        seen = evidence.without([explained_by_queues(evidence)]) if kind == "engine" else evidence
+        answers = list(_of_kind(seen, kind, seen.work[kind])) if kind in seen.work else []
         if kind == "tool" and answers:
             named = evidence.with_tools_by_name(steps_of(answers))
             answers = answers if named is evidence else list(_of_kind(named, kind, named.work[kind]))
