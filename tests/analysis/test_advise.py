@@ -229,11 +229,17 @@ def test_without_tokens_nothing_is_simulated_and_limits_are_shown_nevertheless(t
     assert answer["limits"] == limits
 
 
-def test_levers_stand_in_the_order_of_what_they_save_for_sure():
-    def advised(name, saving, share):
-        return Advised(Lever(name, "simulated" if saving else "named", iter), None, saving, share)
+def advised(name, saving, share=0.0, **more):
+    return Advised(Lever(name, "simulated" if saving else "named", iter, **more), None, saving, share)
 
-    likely = advised("likely", Saving(3.0, 0.1, 6.0), 0.3)
-    sure = advised("sure", Saving(2.0, 1.5, 2.5), 0.2)
+
+def test_levers_stand_in_the_order_of_what_they_save_for_sure():
+    likely, sure = advised("likely", Saving(3.0, 0.1, 6.0)), advised("sure", Saving(2.0, 1.5, 2.5))
     dear, cheap = advised("dear", None, 0.7), advised("cheap", None, 0.5)
     assert _in_order([likely, cheap, sure, dear], step_sec=10.0) == [dear, sure, likely, cheap]
+
+
+def test_what_throws_samples_away_stands_behind_what_saves_half_as_much():
+    dropping = advised("dropping", Saving(4.0, 3.0, 5.0), drops_samples=True)
+    half, less = advised("half", Saving(2.0, 0.5, 3.5)), advised("less", Saving(1.0, 0.9, 1.1))
+    assert _in_order([less, dropping, half], step_sec=10.0) == [half, dropping, less]

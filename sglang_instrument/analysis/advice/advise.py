@@ -18,6 +18,7 @@ from sglang_instrument.errors import InstrumentError, LogError
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
+_HALF: Final = 0.5  # of what throwing samples away saves
 _ASSUMED: Final = (
     "Simulated savings replay the recorded requests at engines whose speed is fitted to their calls. The "
     "80 % interval is for the mean of as many steps of other prompts.",
@@ -73,7 +74,8 @@ class Advice:
 
     Attributes:
         levers: Simulated ones in the order of what they save for sure, then named ones by what they cost;
-            before all others those named ones whose present value cost more than any other may save.
+            before all others those named ones whose present value cost more than any other may save. One that
+            throws samples away stands behind those that save half as much without that.
         sentence: The answer in words, also where there is nothing to change.
         together: What the two best simulated levers save together; None unless there are two.
         step_sec: Mean seconds of a step, to the begin of the next.
@@ -173,7 +175,15 @@ def _told(proposed: Sequence[tuple[Lever, ProposedChange]], step_sec: float) -> 
 def _in_order(shown: Sequence[Advised], step_sec: float) -> list[Advised]:
     """Return levers as `Advice.levers` says."""
     simulated = [(advised, advised.saving) for advised in shown if advised.saving is not None]
-    simulated.sort(key=lambda pair: -pair[1].low)
+    dropping_sec = max(
+        (saving.sec for advised, saving in simulated if advised.lever.drops_samples), default=0.0
+    )
+    simulated.sort(
+        key=lambda pair: (
+            (1 if pair[0].lever.drops_samples else 0 if pair[1].sec >= _HALF * dropping_sec else 2),
+            -pair[1].low,
+        )
+    )
     most_sec = max((saving.high for _, saving in simulated), default=0.0)
     named = sorted((advised for advised in shown if advised.saving is None), key=lambda each: -each.share)
     dear = [advised for advised in named if advised.share * step_sec > most_sec]

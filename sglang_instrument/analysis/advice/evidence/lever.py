@@ -57,6 +57,8 @@ class Lever:
         mends: The causes of the verdict's findings that it answers.
         model_error: Standard deviation of what its replay is off, as a share of the saving, as
             `benchmarks/advice.py` measured it on its open worlds.
+        drops_samples: Whether it throws away what is slow, in place of making it faster: it stands behind
+            levers that save half as much without that.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Lever:
     propose: Propose
     mends: frozenset[str] = frozenset()
     model_error: float = 0.0
+    drops_samples: bool = False
 
     @property
     def module(self) -> str:
@@ -72,7 +75,11 @@ class Lever:
 
 
 def lever(
-    name: str, kind: Kind = "simulated", *mends: str, model_error: float = 0.0
+    name: str,
+    kind: Kind = "simulated",
+    *mends: str,
+    model_error: float = 0.0,
+    drops_samples: bool = False,
 ) -> Callable[[Propose], Lever]:
     """Make a function that yields proposals a lever; the arguments are its fields."""
-    return lambda propose: Lever(name, kind, propose, frozenset(mends), model_error)
+    return lambda propose: Lever(name, kind, propose, frozenset(mends), model_error, drops_samples)

@@ -18,7 +18,7 @@ _MOST_BEGUN: Final = 0.9  # of the requests: then a step is a batch
 _MOST_ABORTED: Final = 0.01  # of the requests: where more are, the trainer over-samples already
 
 
-@lever("over-sampling", "simulated", model_error=0.3)
+@lever("over-sampling", "simulated", model_error=0.3, drops_samples=True)
 def oversampling(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield the smallest share of more samples that saves most of what the best one saves.
 
