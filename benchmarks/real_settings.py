@@ -127,7 +127,7 @@ def main():
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     folder = options.folder.absolute()
-    named, promised, held = [], [], []
+    named, held = [], []
     for name, kind in KINDS.items():
         if not any(part in name for part in options.only.split(",")):
             continue
@@ -141,19 +141,22 @@ def main():
         after = changed(kind, row) if row is not None and row["kind"] == "simulated" else None
         if after is None:
             continue
-        promised.append(name)
         run = roll_out(folder, f"{short}.after", after, options.steps, "second")
         verified = asked("advise", "--verify", before, run)["verified"]
         of_lever = next(entry for entry in verified if entry["lever"] == row["lever"])
         held.append(of_lever["held"])
-        outcome = "held" if held[-1] else "NOT HELD"
+        outcome = {True: "held", False: "NOT HELD", None: "steps scatter too much to tell"}[held[-1]]
         print(
             f"    {of_lever['now']} -> {of_lever['proposed']}: promised {of_lever['promised_sec']:.2f} s "
             f"({of_lever['promised_low']:.2f} to {of_lever['promised_high']:.2f}), came "
             f"{of_lever['saved_sec']:.2f} s of {of_lever['before_sec']:.2f}: {outcome}",
             flush=True,
         )
-    print(f"first lever right: {sum(named)} of {len(named)}; promises held: {sum(held)} of {len(promised)}")
+    known = [each for each in held if each is not None]
+    print(
+        f"first lever right: {sum(named)} of {len(named)}; promises held: {sum(known)} of {len(known)}; "
+        f"cannot be known: {len(held) - len(known)}"
+    )
 
 
 if __name__ == "__main__":

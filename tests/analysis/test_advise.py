@@ -171,7 +171,7 @@ def test_a_finding_carries_the_change_that_answers_it_and_summary_says_it(tmp_pa
     folder = write_world(tmp_path / "world", play_set(wrong_world("running limit", 0)))
     assert main(["summary", str(folder), "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
-    changes = [finding["change"] for finding in findings if finding["cause"] == "engine"]
+    changes = [finding["change"] for finding in findings if finding["cause"] == "trainer-waits"]
     lever = advise(open_run(folder, cached=False)).rows("LOGS")[0]
     assert changes[0] == {
         "setting": "max_running_requests",
