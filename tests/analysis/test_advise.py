@@ -10,7 +10,7 @@ from set_worlds import changed, play_set, step_sec, well_set_world, wrong_world
 
 from sglang_instrument.analysis import advise, cap_table, open_run
 from sglang_instrument.analysis.advice import findings
-from sglang_instrument.analysis.advice.advise import Advice, Advised, _in_order
+from sglang_instrument.analysis.advice.advise import Advice, Advised, in_order
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.cliffs import cliffs_in
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
@@ -236,10 +236,19 @@ def advised(name, saving, share=0.0, **more):
 def test_levers_stand_in_the_order_of_what_they_save_for_sure():
     likely, sure = advised("likely", Saving(3.0, 0.1, 6.0)), advised("sure", Saving(2.0, 1.5, 2.5))
     dear, cheap = advised("dear", None, 0.7), advised("cheap", None, 0.5)
-    assert _in_order([likely, cheap, sure, dear], step_sec=10.0) == [dear, sure, likely, cheap]
+    assert in_order([likely, cheap, sure, dear], step_sec=10.0) == [dear, sure, likely, cheap]
 
 
 def test_what_throws_samples_away_stands_behind_what_saves_half_as_much():
     dropping = advised("dropping", Saving(4.0, 3.0, 5.0), drops_samples=True)
     half, less = advised("half", Saving(2.0, 0.5, 3.5)), advised("less", Saving(1.0, 0.9, 1.1))
-    assert _in_order([less, dropping, half], step_sec=10.0) == [half, dropping, less]
+    assert in_order([less, dropping, half], step_sec=10.0) == [half, dropping, less]
+
+
+def test_what_a_twin_measured_stands_before_what_throws_samples_away():
+    dropping = advised("dropping", Saving(4.0, 3.0, 5.0), 0.4, drops_samples=True)
+    nothing, cheap = advised("nothing", Saving(0.1, -0.1, 0.3)), advised("cheap", None, 0.2)
+    measured = advised("measured", Saving(3.0, 2.5, 3.5), 0.3)
+    assert in_order([dropping, nothing, cheap, measured], step_sec=10.0) == [
+        *(measured, dropping, cheap, nothing)
+    ]

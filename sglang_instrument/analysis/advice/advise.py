@@ -169,25 +169,24 @@ def _told(proposed: Sequence[tuple[Lever, ProposedChange]], step_sec: float) -> 
         if is_worth_telling(lever, proposal, saving, step_sec):
             sec = saving.sec if saving else proposal.costs_sec or 0.0
             shown.append(Advised(lever, proposal, saving, sec / step_sec))
-    return _in_order(shown, step_sec)
+    return in_order(shown, step_sec)
 
 
-def _in_order(shown: Sequence[Advised], step_sec: float) -> list[Advised]:
-    """Return levers as `Advice.levers` says."""
-    simulated = [(advised, advised.saving) for advised in shown if advised.saving is not None]
-    dropping_sec = max(
-        (saving.sec for advised, saving in simulated if advised.lever.drops_samples), default=0.0
-    )
-    simulated.sort(
-        key=lambda pair: (
-            (1 if pair[0].lever.drops_samples else 0 if pair[1].sec >= _HALF * dropping_sec else 2),
-            -pair[1].low,
-        )
-    )
-    most_sec = max((saving.high for _, saving in simulated), default=0.0)
+def in_order(shown: Sequence[Advised], step_sec: float) -> list[Advised]:
+    """Return levers as `Advice.levers` says; last those that were measured and save nothing for sure."""
+    savings = [(advised, advised.saving) for advised in shown if advised.saving is not None]
+    sure = sorted((pair for pair in savings if pair[1].low > 0), key=lambda pair: -pair[1].low)
+    dropping = [pair for pair in sure if pair[0].lever.drops_samples]
+    least_sec = _HALF * max((saving.sec for _, saving in dropping), default=0.0)
+    others = [pair for pair in sure if not pair[0].lever.drops_samples]
+    before = [pair for pair in others if pair[1].sec >= least_sec]
+    after = [pair for pair in others if pair[1].sec < least_sec]
+    most_sec = max((saving.high for _, saving in sure), default=0.0)
     named = sorted((advised for advised in shown if advised.saving is None), key=lambda each: -each.share)
     dear = [advised for advised in named if advised.share * step_sec > most_sec]
-    return [*dear, *(advised for advised, _ in simulated), *named[len(dear) :]]
+    unsure = [advised for advised, saving in savings if saving.low <= 0]
+    ordered = [advised for advised, _ in (*before, *dropping, *after)]
+    return [*dear, *ordered, *named[len(dear) :], *unsure]
 
 
 def _missing(proposal: ProposedChange) -> str:
@@ -206,25 +205,29 @@ def _together(grounds: Grounds, levers: Sequence[Advised]) -> Saving | None:
 
 def _sentence(levers: Sequence[Advised], grounds: Grounds, step_sec: float) -> str:
     if levers:
-        first = levers[0]
-        if first.saving is not None:
-            return what_it_saves(first, first.saving, step_sec)
-        second = next((advised for advised in levers if advised.saving is not None), None)
-        after = "nothing else is to gain"
-        if second is not None and second.saving is not None:
-            after = what_it_saves(second, second.saving, step_sec)
-        return f"{first.proposal.setting} cost {100 * first.share:.0f} % of a step; {after}"
+        return first_in_words(levers, step_sec)
     of_step = (grounds.mean["rollout_sec"] or 0.0) / step_sec if step_sec else 0.0
     return f"nothing to gain from settings: the rollout is at work in {100 * of_step:.0f} % of the time"
 
 
-def what_it_saves(advised: Advised, saving: Saving, step_sec: float) -> str:
-    """Return in words what a lever saves of a step."""
-    proposal = advised.proposal
-    return (
+def first_in_words(levers: Sequence[Advised], step_sec: float) -> str:
+    """Return what the first lever saves or cost, and after a named one what the first sure saving is."""
+    first = levers[0]
+    sure = next((each for each in levers if each.saving is not None and each.saving.low > 0), None)
+    saved = "nothing else is to gain" if sure is None else _what_it_saves(sure, step_sec)
+    if first.saving is None:
+        return f"{first.proposal.setting} cost {100 * first.share:.0f} % of a step; {saved}"
+    return "nothing that was measured saves time for sure" if sure is None else saved
+
+
+def _what_it_saves(advised: Advised, step_sec: float) -> str:
+    proposal, saving = advised.proposal, advised.saving
+    assert saving is not None  # noqa: S101
+    words = (
         f"{proposal.setting}: to {_shown(proposal.proposed)} saves {saving.sec:.3g} s of a step of "
         f"{step_sec:.3g} s"
     )
+    return f"{words}, measured on a twin" if advised.is_measured else words
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_instrument.analysis.advice.advise import Advice, Advised, what_it_saves
+from sglang_instrument.analysis.advice.advise import Advice, Advised, first_in_words, in_order
 from sglang_instrument.analysis.advice.intervals import Saving
 
 
@@ -33,8 +33,8 @@ def with_measured(advice: Advice, measured: Mapping[int, Measurement]) -> Advice
         measured: By the place of its lever in `advice.levers`.
 
     Returns:
-        First what saves time, then the named levers, then what was measured and saves nothing for sure. Two
-        best levers together are left out: they were simulated.
+        The advice, with its levers in their new order. Two best levers together are left out: they were
+        simulated.
     """
     if not measured:
         return advice
@@ -42,14 +42,8 @@ def with_measured(advice: Advice, measured: Mapping[int, Measurement]) -> Advice
         _measured(advised, measured[place], advice.step_sec) if place in measured else advised
         for place, advised in enumerate(advice.levers)
     ]
-    levers.sort(key=lambda advised: (_rank(advised.saving), -advised.share))
-    return replace(advice, levers=levers, together=None, sentence=_sentence(levers, advice.step_sec))
-
-
-def _rank(saving: Saving | None) -> int:
-    if saving is None:
-        return 1
-    return 0 if saving.low > 0 else 2
+    levers = in_order(levers, advice.step_sec)
+    return replace(advice, levers=levers, together=None, sentence=first_in_words(levers, advice.step_sec))
 
 
 def _measured(advised: Advised, measurement: Measurement, step_sec: float) -> Advised:
@@ -61,11 +55,3 @@ def _measured(advised: Advised, measurement: Measurement, step_sec: float) -> Ad
         costs_sec=None,
     )
     return Advised(advised.lever, proposal, saving, saving.sec / step_sec if step_sec else 0.0, True)
-
-
-def _sentence(levers: list[Advised], step_sec: float) -> str:
-    first = levers[0]
-    if first.saving is None or first.saving.low <= 0:
-        return "nothing that was measured saves time for sure"
-    words = what_it_saves(first, first.saving, step_sec)
-    return f"{words}, measured on a twin" if first.is_measured else words

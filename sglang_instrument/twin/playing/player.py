@@ -276,8 +276,6 @@ class Player:
         if self._context is not None:
             tokens = min(tokens, self._context - turn.prompt_tokens - 1)
         rid = f"{self._prefix}{next(self._number)}"
-        for calls in (self.calls, enough.calls):
-            calls.add(rid)
         with span("generate", rid=rid, server=url.partition("://")[2]) as record:
             late = time.perf_counter() - due
             before_sec, after_sec = self._client.path.missing_sec(turn)
@@ -285,6 +283,8 @@ class Player:
             if enough.is_reached:
                 record.add(finish_reason="abort")
                 return []
+            for calls in (self.calls, enough.calls):
+                calls.add(rid)
             replies = await self._client.generate(url, rid, prompt, tokens, turn.sampling)
             await enough.until(time.perf_counter() + after_sec)
             metas = [reply["meta_info"] for reply in replies]

@@ -106,7 +106,7 @@ def _rank_correlation(spans: pl.DataFrame, alike: list[str]) -> tuple[float, int
     of_variation = float(
         (value**2).sum() / max(1e-12, float(((ranks[:, 1] - ranks[:, 1].mean()) ** 2).sum()))
     )
-    if scale <= 0 or of_variation < 0.05:  # the confounders tell the field
+    if scale <= 0 or of_variation < _LEAST_LEFT:  # the confounders tell the field
         return 0.0, varying.shape[1]
     return float((sec * value).sum()) / scale, 2 * varying.shape[1]
 

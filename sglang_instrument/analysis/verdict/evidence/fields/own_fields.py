@@ -1,4 +1,4 @@
-"""Read the numeric fields of spans that the vocabulary does not know: what users, or a table, added."""
+"""Read the numeric fields of spans outside the engine: those of users, and those that a patch table adds."""
 
 import json
 from collections.abc import Iterator
