@@ -26,6 +26,7 @@ _BLOCK: Final = {
     "still": pl.Boolean,
     "in_span": pl.String,
     "culprit": pl.String,
+    "cpu_sec": pl.Float64,
 }
 
 
@@ -149,7 +150,8 @@ def loop_blocks(files: Sequence[File]) -> pl.DataFrame:
     Returns:
         role, step, validate, worker; at_us: when the block ended, or was last reported; blocked_sec; still:
         whether its end is unknown; in_span: the open span, if known; culprit: the program's innermost sampled
-        frame, else the innermost of all, its path shortened to folder and file.
+        frame, else the innermost of all, its path shortened to folder and file; cpu_sec: the CPU time of the
+        process meanwhile, of all its threads.
     """
     rows = [_block(file, block) for file, block in controls_of(files, LOOP_BLOCK)]
     rows += [{**_block(file, block), "still": True} for file, block in still_blocked(files)]
@@ -170,6 +172,7 @@ def _block(file: File, block: Control) -> dict[str, Any]:
         "still": False,
         "in_span": block.extra.in_span,
         "culprit": None if frame is None else _frame(frame),
+        "cpu_sec": block.extra.cpu_sec,
     }
 
 

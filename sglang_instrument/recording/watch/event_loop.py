@@ -21,6 +21,7 @@ from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.watch.stacks import Stack, of_thread
 from sglang_instrument.recording.watch.tool_names import tool_of
+from sglang_instrument.schema import LOOP_BLOCK
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 BEAT_SEC: Final = 0.025
 LAG_SEC: Final = 0.020  # lateness from which a record is written
 BLOCK_SEC: Final = 0.100  # lateness from which stacks are sampled
+UNSEEN_SEC: Final = 1.0  # lateness that is a block, too, if no code of the loop was seen to run
 _STILL_SEC: Final = 1.0  # lateness at which a block that lasts is first reported, then at each doubling
 _QUIET_SEC: Final = 10.0  # a heartbeat stops after this long without a new task, until the next one
 _FRAMES: Final = 6
@@ -48,6 +50,8 @@ class LoopHeartbeat:
         self.thread = thread
         self.last_task_ns = time.perf_counter_ns()
         self._due_ns = 0
+        self._looked_ns = self.last_task_ns  # when it was last looked at from outside
+        self._cpu_sec = 0.0  # what the process had used when the beat was armed
         self._caller: CodeType | None = None  # calls the loop's callbacks: asyncio's, or uvloop's caller
         self._seen_running = False  # seen from outside, since the last beat
         self._seen_stopped = False
@@ -68,12 +72,14 @@ class LoopHeartbeat:
             Whether the loop is running.
         """
         loop = self.loop
+        last_ns, self._looked_ns = self._looked_ns, time.perf_counter_ns()
         if loop is None or not loop.is_running():
             self._seen_stopped = True
             return False
         self._seen_running = True
-        late_ns = time.perf_counter_ns() - self._due_ns
-        if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_blocked():
+        late_ns = self._looked_ns - self._due_ns
+        away = self._looked_ns - last_ns > UNSEEN_SEC * 1e9  # what runs now did not block the loop before
+        if late_ns > BLOCK_SEC * 1e9 and not (away or self._seen_stopped) and self._is_blocked():
             stack = of_thread(self.thread, _FRAMES)
             self._samples.setdefault(tuple(stack.frames), []).append(stack)
             self._blocked_span = self._blocked_span or _running_span(self.loop)
@@ -111,6 +117,7 @@ class LoopHeartbeat:
 
     def _arm(self) -> None:
         self._due_ns = time.perf_counter_ns() + int(BEAT_SEC * 1e9)
+        self._cpu_sec = time.process_time()
         # An empty context: the beat belongs to no request, and must keep no bound objects alive.
         self.loop.call_later(BEAT_SEC, self._beat, context=contextvars.Context())
 
@@ -125,8 +132,9 @@ class LoopHeartbeat:
         now = time.perf_counter_ns()
         late_sec = (now - self._due_ns) / 1e9
         # A loop that was stopped between two runs is not late. The encoder's thread checks every 50 ms; a
-        # delay that it has not seen is not reported.
-        if late_sec > LAG_SEC and self._seen_running and not self._seen_stopped:
+        # delay that it has not seen is not reported, unless this thread could not run meanwhile either.
+        is_seen = self._seen_running or self._nobody_ran(now, late_sec)
+        if late_sec > LAG_SEC and is_seen and not self._seen_stopped:
             self._report(now, late_sec)
         self._seen_running = self._seen_stopped = False
         self._samples = {}
@@ -141,6 +149,10 @@ class LoopHeartbeat:
         else:
             _heartbeats.pop(id(self.loop), None)
 
+    def _nobody_ran(self, now: int, late_sec: float) -> bool:
+        """Return whether the thread that looks from outside did not run while the beat was late."""
+        return late_sec >= UNSEEN_SEC and now - self._looked_ns >= (late_sec - BLOCK_SEC) * 1e9
+
     def _is_in_use(self) -> bool:
         """Return whether a task of this loop has a watched span open."""
         loop = self.loop
@@ -152,10 +164,15 @@ class LoopHeartbeat:
     def _report(self, now: int, late_sec: float) -> None:
         scope = current_scope()
         context = Context(worker=scope.worker, step=scope.step, validate=scope.validate, scope=scope)
-        if self._samples:
-            extra = {"lag_sec": late_sec, **self._sampled(self._samples)}
+        samples = self._samples
+        if samples or late_sec >= UNSEEN_SEC:
+            extra = {
+                "lag_sec": late_sec,
+                "cpu_sec": time.process_time() - self._cpu_sec,
+                **(self._sampled(samples) if samples else {}),
+            }
             block = Span(
-                "event_loop_block",
+                LOOP_BLOCK,
                 extra,
                 context=context,
                 thread=self.thread,

@@ -113,6 +113,26 @@ def test_two_loops_of_a_process_that_block_at_once_are_blocked_once(tmp_path: Pa
     assert finding.evidence["blocked_sec"] == pytest.approx(20.0, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("cpu_sec", "words"), [(19.0, "held the interpreter's lock"), (0.1, "was stopped, had no core")]
+)
+def test_a_block_of_a_loop_whose_code_was_not_seen_is_explained_by_the_cpu_of_its_process(
+    tmp_path: Path, cpu_sec: float, words: str
+) -> None:
+    run = synthetic_run(
+        tmp_path / "run", steps=4, workers=3, requests=6, causes=[BlockedLoop(3, 1, 2.0, 20.0)]
+    )
+    log = run / "step_3" / "worker_1.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    (block,) = (record for record in records if record["event"] == "event_loop_block")
+    block["extra"] = {"lag_sec": block["extra"]["lag_sec"], "cpu_sec": cpu_sec}
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (finding,) = found_in(run, "blocked-loop")
+    assert (finding.step, finding.worker) == (3, 1)
+    assert words in finding.sentence
+    assert finding.evidence["cpu_sec"] == cpu_sec
+
+
 def test_what_only_one_worker_does_is_not_said_of_most(tmp_path: Path) -> None:
     for step in range(1, 9):
         for worker in range(4):

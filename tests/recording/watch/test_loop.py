@@ -1,6 +1,7 @@
 """A blocked event loop is logged with the line that blocks it; a stopped loop is not."""
 
 import asyncio
+import ctypes
 import threading
 import time
 from datetime import datetime
@@ -92,6 +93,28 @@ def test_a_blocked_loop_is_logged_with_the_line_and_the_span_that_block_it(new_l
     assert block["duration_sec"] > 0.3
     assert (block["extra"]["in_span"], block["extra"]["request_id"]) == ("tool_execution", "r7")
     assert block["step"] == 3
+
+
+def test_a_thread_that_holds_the_interpreters_lock_is_logged_though_no_code_of_the_loop_was_seen(new_loop):
+    def hold_the_lock():
+        time.sleep(0.03)
+        # Called by PyDLL, a function keeps the lock: neither the loop nor the thread that looks at it runs.
+        ctypes.PyDLL(None).usleep(1_500_000)
+
+    async def request_beside_it():
+        with span("tool_execution"):
+            await asyncio.sleep(0.06)
+            holder = threading.Thread(target=hold_the_lock)
+            holder.start()
+            while holder.is_alive():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.06)
+
+    with records(watch_loops=True) as seen, Outside():
+        new_loop().run_until_complete(request_beside_it())
+    block = max(seen.of("event_loop_block"), key=lambda block: block["duration_sec"])
+    assert block["duration_sec"] > 1.3
+    assert block["extra"]["cpu_sec"] < block["duration_sec"]  # the lock was held asleep
 
 
 def test_a_loop_that_was_stopped_between_two_runs_is_not_blocked(new_loop):

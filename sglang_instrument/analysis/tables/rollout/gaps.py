@@ -93,6 +93,7 @@ LOOP_BLOCKS: Final = Table(
         Column("worker", "rank of the process", "id", terminal=False),
         Column("at_us", "when it began", "moment", terminal=False),
         Column("blocked_sec", "for how long nothing else ran", "time", former_title="time"),
+        Column("cpu_sec", "the CPU time of the process meanwhile, of all its threads", "time", gives_way=2),
     ),
 )
 IN_FLIGHT: Final = Table(

@@ -1,6 +1,6 @@
 """Find event loops that code blocked for a large part of a step, and name the code."""
 
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -24,6 +24,7 @@ BLOCKED_LOOP: Final = NamedCause(
     "workers were blocked for at least half as long as the longest",
     "move the named code off the event loop, into a thread or process pool; `gaps LOGS` lists all",
 )
+_BUSY: Final = 0.5  # so much CPU in a second, though the loop's own code was not seen to run
 _ALIKE: Final = 0.5  # blocked for this share of the longest time of a step's workers
 
 
@@ -73,7 +74,7 @@ def _finding(blocks: pl.DataFrame) -> Finding:
         cause=BLOCKED_LOOP.name,
         scope="step" if shared else "worker",
         lost_sec=longest["lost_sec"],
-        sentence=sentence + (f" by {by}" if by else ""),
+        sentence=sentence + (f" by {by}" if by else _by_nothing_seen(longest)),
         **place,
         event=longest["in_span"],
         evidence={
@@ -81,8 +82,20 @@ def _finding(blocks: pl.DataFrame) -> Finding:
             "times": len(blocks),
             "in_span": longest["in_span"],
             "culprit": by,
+            "cpu_sec": longest["cpu_sec"],
         },
     )
+
+
+def _by_nothing_seen(block: dict[str, Any]) -> str:
+    """Return what kept a loop from running whose own code was not seen to run."""
+    cpu_sec, blocked_sec = block["cpu_sec"], block["blocked_sec"]
+    if cpu_sec is None:
+        return ""
+    used = f"({seconds(cpu_sec)} of CPU in {seconds(blocked_sec)})"
+    if cpu_sec >= _BUSY * blocked_sec:
+        return f" by another thread, which held the interpreter's lock {used}"
+    return f": its process was stopped, had no core, or waited with the interpreter's lock held {used}"
 
 
 def _calls_in(calls: pl.DataFrame, blocked: pl.DataFrame) -> pl.DataFrame:
