@@ -57,6 +57,7 @@ PARTS: Final = {
     "weights": {"weights"},
     "long-replies": {"lengths"},
     "uneven-servers": {"routing"},
+    "servers-in-turn": {"routing"},
     "cache-lost": {"prefix"},
     "conversations-moved": {"routing", "prefix"},
     "retraction": {"kv", "retraction"},

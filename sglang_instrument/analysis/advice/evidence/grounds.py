@@ -69,7 +69,7 @@ class Grounds:
     def playback(self) -> Playback:
         """The recorded requests, which can be played again."""
         served = served_run(self.loop.lanes.paths.of_workers, serving_of(self.run))
-        return Playback(self.loop, served, self.pools, self.most_calls)
+        return Playback(self.run, self.loop, served, self.pools, self.most_calls)
 
     @cached_property
     def gauges(self) -> pl.DataFrame:

@@ -1,8 +1,10 @@
 """Play the recorded requests again under a change, and tell by how much sooner each step would end."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
@@ -10,10 +12,15 @@ from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.answers.steps import STEP
 from sglang_instrument.analysis.changes.replaying.pools import PooledCalls
 from sglang_instrument.analysis.changes.replaying.recorded import recorded_requests, request_rows
-from sglang_instrument.analysis.changes.replaying.replay import ReplayedRequest, replay
+from sglang_instrument.analysis.changes.replaying.replay import ReplayedRequest, Stations, replay, replay_at
 from sglang_instrument.analysis.changes.replaying.rules import Factors, Recorded, under
+from sglang_instrument.analysis.changes.replaying.server_work import ServedCalls, served_calls
 from sglang_instrument.analysis.changes.replicas import ServedRun, saved_of_loop
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.loop import Loop, steady
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
 
 MOST_CALLS: Final = 20_000  # that are replayed; of longer runs, some steps are
 _NOTHING: Final = Factors()
@@ -21,9 +28,10 @@ _Place = tuple[int, bool]
 
 
 class Playback:
-    """A run that can be played again.
+    """A run that can be played again: by the engines' own logs of its calls, else by what their callers saw.
 
     Args:
+        run: The run.
         loop: Its loop.
         served: Its steps and the speed of its servers.
         pools: Calls of tools and rewards, which may have waited for a place.
@@ -31,12 +39,21 @@ class Playback:
     """
 
     def __init__(
-        self, loop: Loop, served: ServedRun, pools: PooledCalls, most_calls: int = MOST_CALLS
+        self, run: Run, loop: Loop, served: ServedRun, pools: PooledCalls, most_calls: int = MOST_CALLS
     ) -> None:
         self._loop, self.served, self._pools = loop, served, pools
-        self._rows = _of_some_steps(request_rows(served.digest), most_calls)
+        by_step = _since_step(loop.lanes.paths.of_workers.filter(~pl.col("validate")))
+        self._rows = _of_some_steps(request_rows(by_step), most_calls)
+        by_step = by_step.filter(pl.col("step").is_in(self._rows["step"].unique().to_list()))
+        self._at_servers = served_calls(run, by_step)
+        digest = by_step
+        if self._at_servers is None:
+            digest = served.digest
+            self._rows = _of_some_steps(request_rows(digest), most_calls)
         self._durations: list[float] = self._rows["duration_sec"].to_list()
-        self._recorded = recorded_requests(self._rows, served.digest, served.fit, served.all_running)
+        self._recorded = recorded_requests(
+            self._rows, digest, served.fit, served.all_running, self._at_servers
+        )
         self._members = self._by_step()
         self._unchanged = {
             place: [self._changed(None, number, Change()) for number in members]
@@ -114,11 +131,28 @@ class Playback:
 
     def _played(self, place: _Place, change: Change, requests: list[ReplayedRequest]) -> list[float]:
         members = self._members[place]
+        if self._at_servers is not None:
+            return self._at_recorded_servers(self._at_servers, place, change, requests)
         engines, limit = self.served.servers + change.servers, change.limit or self.served.limit
         if self.served.source == "workers":
             return self._by_worker(members, requests, change, limit)
         requests = [*requests, *self._more(place[0], members, change)]
         return replay(requests, self.served.speed, limit, engines)
+
+    def _at_recorded_servers(
+        self, calls: ServedCalls, place: _Place, change: Change, requests: list[ReplayedRequest]
+    ) -> list[float]:
+        """Return the ends where the engines' logs tell what each call asked of which server."""
+        paces = calls.paces.get(place, [1.0] * calls.engines)
+        stations = Stations(
+            calls.speed,
+            change.limit or calls.limit,
+            calls.engines + change.servers,
+            prefills_alone=True,
+            paces=[*paces, *(1.0 for _ in range(change.servers))],
+            to_fewest=calls.to_fewest or change.servers > 0,
+        )
+        return replay_at([*requests, *self._more(place[0], self._members[place], change)], stations)
 
     def _by_worker(
         self, members: list[int], requests: list[ReplayedRequest], change: Change, limit: int | None
@@ -162,6 +196,13 @@ class Playback:
         return replace(
             recorded, request=request, answers={**recorded.answers, "tool": tools}, reward_sec=reward_sec
         )
+
+
+def _since_step(digest: Digest) -> Digest:
+    """Return a digest whose workers all begin with their step: they share its servers."""
+    begun = pl.col("start_us").min().over(STEP)
+    tables = digest.tables()
+    return Digest(**{**tables, "steps": tables["steps"].with_columns(start_us=begun)})
 
 
 def _of_some_steps(rows: pl.DataFrame, most_calls: int) -> pl.DataFrame:

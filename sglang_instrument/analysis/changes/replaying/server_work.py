@@ -105,7 +105,9 @@ def served_calls(run: Run, digest: Digest) -> ServedCalls | None:
 
 
 def _go_to_fewest(calls: pl.DataFrame) -> bool:
-    """Return whether nearly every call went to a server with the fewest calls in flight."""
+    """Return whether nearly every call went to a server with the fewest calls in flight, by a router's choice."""
+    if calls.group_by("worker").agg(pl.col("server").n_unique())["server"].max() == 1:
+        return False  # each worker has an engine
     right = 0
     for _, of_step in calls.group_by(STEP):
         spans = of_step.select(begin=pl.col("admitted") - pl.col("queue_sec"), end="end", server="server")

@@ -104,6 +104,7 @@ def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]
     slow = effects.slow
     if slow.is_empty():
         return
+    slow = slow.join(_no_draws(requests), on=STEP, how="semi", maintain_order="left")
     late = excess_of(requests.join(slow.select(*STEP, "excess"), on=STEP))
     lost = evidence.worth(evidence.lost_in_requests(late)).join(slow, on=STEP)
     for row in lost.sort(STEP).iter_rows(named=True):
@@ -113,6 +114,12 @@ def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]
             f"{seconds(row['lost_sec'])} more"
         )
         yield _finding("step", row, row["lost_sec"], sentence, {"times": times})
+
+
+def _no_draws(requests: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps whose replies chance does not draw from those of the others, by their ranks."""
+    cells = chances_of_higher_ranks(requests, "of_turn", STEP, "validate", _together(requests))
+    return cells.filter(pl.col("chance") * pl.len().over("validate") <= _CHANCE_OF_A_SHIFT).select(STEP)
 
 
 def _from_a_step_on(evidence: Evidence, requests: pl.DataFrame, effects: Effects) -> Iterator[Finding]:

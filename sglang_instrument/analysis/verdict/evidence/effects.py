@@ -23,6 +23,8 @@ _MOST_STEPS: Final = 0.75  # of its steps
 _FEWEST_OF_A_TREND: Final = 6
 _FEWEST_OF_A_SIDE: Final = 2  # steps before and after a shift
 _CHANCE_OF_A_TREND: Final = 1e-3
+_CHANCE_OF_A_STEP: Final = 0.01  # that the others draw any step that far off
+_PRIOR_STEPS: Final = 2
 _LEAST_TREND: Final = 1.15  # times as much at the end as at the begin
 _LEAST_SEC: Final = 0.1
 _OF_STEP: Final = 0.02
@@ -181,11 +183,35 @@ def _slow_of(shared: pl.DataFrame, limits: Limits) -> pl.DataFrame:
     excess = shared["shared"] - usual
     if len(shared) >= FEWEST_STEPS:
         least = max(SPREADS * robust_spread(excess, limits.spread), math.log(limits.times))
-        return shared.with_columns(excess=excess).filter(excess > least)
+        slow = shared.with_columns(excess=excess).filter(excess > least)
+        return slow if slow.is_empty() else _beyond_the_others(slow, excess.filter(excess <= least), limits)
     shared = shared.with_columns(excess=excess)
     highest = shared.sort("excess", descending=True)
     apart = math.log(max(_TIMES_OF_FEW, limits.times))
     return highest.head(1).filter(pl.col("shared") - highest["shared"][1] > apart)
+
+
+def _beyond_the_others(slow: pl.DataFrame, others: pl.Series, limits: Limits) -> pl.DataFrame:
+    """Return the slow steps that chance does not draw from the others.
+
+    The median distance of a few steps may be small by chance: then some of the others are as far off. By
+    Student's distribution of one more step, with the least spread as two steps that are known before.
+
+    Args:
+        slow: Steps with `excess`.
+        others: The excess of the others, finite or null.
+        limits: What is out of the ordinary.
+    """
+    from scipy.special import stdtr  # takes half a second to import: only where a step is slow
+
+    known = others.drop_nulls().to_numpy()
+    count = len(known)
+    middle = float(known.mean()) if count else 0.0
+    freedom = count - 1 + _PRIOR_STEPS
+    variance = (float(((known - middle) ** 2).sum()) + _PRIOR_STEPS * limits.spread**2) / freedom
+    reached = (slow["excess"].to_numpy() - middle) / math.sqrt(variance * (1 + 1 / max(1, count)))
+    chances = stdtr(freedom, -reached) * (count + len(slow))
+    return slow.filter(pl.Series(chances) < _CHANCE_OF_A_STEP)
 
 
 def slow_workers(groups: pl.DataFrame, limits: Limits) -> pl.DataFrame:

@@ -85,7 +85,7 @@ def schedule_policy(grounds: Grounds) -> Iterator[ProposedChange]:
     )
 
 
-@lever("router policy", "named", "uneven-servers", "conversations-moved")
+@lever("router policy", "named", "uneven-servers", "servers-in-turn", "conversations-moved")
 def router_policy(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield a router's policy by load, where requests queue at one server while another is half empty.
 
