@@ -23,6 +23,7 @@ from loops_served import PACED
 from own_group import run_in_group
 from served_parts import PROCESSES, ServedParts
 from sglang_server import instrumented, start_server
+from without_sglang import replies_without_sglang
 
 CALLS = Path(__file__).parents[1] / "support/engine_calls.py"
 #: Their tests kill the servers that they share with others; the second reads what the first's tests leave.
@@ -106,3 +107,9 @@ def served(two_servers, tmp_path_factory):
 def killed(served):
     """The first server, whose scheduler was killed while it worked on a request."""
     return kill_scheduler(served)
+
+
+@pytest.fixture
+def expected(tmp_path_factory):
+    """What the model replies without SGLang; of a test's scope, so that it groups no tests."""
+    return replies_without_sglang(tmp_path_factory)

@@ -4,7 +4,7 @@
 
 With `ENOUGH=N`, a worker aborts what is left once N of its groups are complete. `TEMPERATURE` and
 `LOGPROBS=1` say how tokens are drawn, and whether their log-probabilities are asked for. `LONG=N` makes first
-prompts N times as long.
+prompts N times as long, `REPLY=N` is the median of the replies' tokens.
 
 Each step flushes the caches, and is the same in each run. With "paced" in the environment variable `PACE`,
 each step waits for a line on stdin, and a line on stdout says that it is over. `PLAN` gets the true agenda as
@@ -27,7 +27,7 @@ import sglang_instrument
 from sglang_instrument import bind, span, step
 
 WORKERS, GROUPS, MEMBERS = 2, 6, 4
-LONG = int(os.environ.get("LONG", 1))
+LONG, REPLY = int(os.environ.get("LONG", 1)), int(os.environ.get("REPLY", 60))
 SYSTEM = random.Random(1).choices(range(10, 740), k=24 * LONG)
 PLAN = {}
 TEMPERATURE, LOGPROBS = float(os.environ.get("TEMPERATURE", 1)), os.environ.get("LOGPROBS") == "1"
@@ -46,10 +46,10 @@ async def ask(session, url, prompt, tokens, calls):
     with span("generate") as call:
         while (reply := await answer_of(session, url + "/generate", asking)) is None:
             await asyncio.sleep(0.2)
-        told_by_engine = reply["meta_info"]
-        call.add(rid=told_by_engine["id"], generated_tokens=told_by_engine["completion_tokens"])
-        call.add(prompt_tokens=told_by_engine["prompt_tokens"])
-        call.add(finish_reason=told_by_engine["finish_reason"]["type"])
+        counts = reply["meta_info"]
+        call.add(rid=counts["id"], generated_tokens=counts["completion_tokens"])
+        call.add(prompt_tokens=counts.get("prompt_tokens"))  # unknown of a call that was aborted in the queue
+        call.add(finish_reason=counts["finish_reason"]["type"])
     del calls[rid]
     return reply.get("output_ids") or []
 
@@ -91,7 +91,7 @@ async def converse(session, urls, prompt, dice, name, group, limit, enough):
             plan = PLAN[name] = {"group": group, "turns": []}
             for turn in range(turns):
                 with bind(turn=turn), span("turn"):
-                    tokens = draw(dice, 60, 4, 400)
+                    tokens = draw(dice, REPLY, 4, 400)
                     plan["turns"].append([len(sequence), keep, tokens])
                     reply = await ask(session, urls[group % len(urls)], sequence, tokens, enough.calls)
                     if enough.is_reached:

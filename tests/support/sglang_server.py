@@ -19,10 +19,12 @@ from own_group import end_group, free_port
 from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.demo.model import ensure_model
 
+#: Without a limit, the cache of each scheduler is gigabytes, which the system must clear.
 ARGUMENTS = [
     *("--device=cpu", "--dtype=float32", "--attention-backend=torch_native", "--sampling-backend=pytorch"),
     *("--grammar-backend=none", "--disable-cuda-graph"),
     *("--chunked-prefill-size=512", "--mem-fraction-static=0.2", "--context-length=512"),
+    "--max-total-tokens=8192",
     *("--skip-server-warmup", "--sleep-on-idle", "--log-level=error", "--host=127.0.0.1"),
 ]
 IN_TURN = "--disable-overlap-schedule"  # launch a batch only after the previous one is processed

@@ -18,6 +18,7 @@ from sglang_instrument.twin.servers.launches import launched
 SUPPORT = Path(__file__).parents[1] / "support"
 STEPS, LIMIT = 2, 16
 ENOUGH = 4  # groups of six
+REPLY = {"REPLY": "15"}  # tokens, the median; the server needs most of its time for them
 #: Pieces of prompts, so that a prompt reaches its node in the cache after its last piece.
 OPTIONS = (
     "--context-length=2048",
@@ -80,5 +81,5 @@ def roll_out(folder, url, variables, name="run"):
     """Record a rollout as `folder/logs/run`, with its plan beside it."""
     program = [sys.executable, SUPPORT / "closed_loop.py", name, folder / "logs", STEPS, LIMIT]
     command = [*map(str, program), str(folder / "plan.json"), url]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, **REPLY, **variables}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
