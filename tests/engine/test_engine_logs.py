@@ -79,7 +79,8 @@ def test_a_request_is_eight_records_at_the_default_detail_and_no_more(killed):
     assert {rid: sorted(events) for rid, events in recorded.items()} == dict.fromkeys(
         RIDS, sorted(OF_A_REQUEST)
     )
-    assert others <= {"engine_start", "scheduler_gauges"}
+    of_the_machine = {"event_loop_lag", "event_loop_block"}  # a busy one lets the server's loop wait
+    assert others <= {"engine_start", "scheduler_gauges"} | of_the_machine
 
 
 def test_no_batch_is_recorded_unless_it_is_asked_for(killed):

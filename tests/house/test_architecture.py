@@ -206,6 +206,7 @@ MAY_IMPORT = {
     },
     "testing": MEASURE | {"recording.keep", "recording.watch", "testing.simulation", "testing.causes"},
     "demo": {"words", "testing", "testing.causes", "package"},
+    "demo.engine_models": set(),
 }
 BELOW = {below for allowed in MAY_IMPORT.values() for below in allowed} | set(MAY_IMPORT)
 MAY_IMPORT["cli"] = BELOW
