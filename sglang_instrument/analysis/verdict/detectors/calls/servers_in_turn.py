@@ -1,19 +1,38 @@
-"""Join queues that move from server to server: the router loads them in turn, and no server is at fault."""
+"""Find runs in which calls queue at one server while the others have room, at another one in each step."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Final
 
-from sglang_instrument.analysis.verdict.evidence.detector import NamedCause, joiner
+import polars as pl
+
+from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.detector import (
+    Explained,
+    Findings,
+    NamedCause,
+    Precedence,
+    detector,
+)
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
-from sglang_instrument.analysis.verdict.evidence.servers.routed import NOT_PLANTED
+from sglang_instrument.analysis.verdict.evidence.servers.routed import (
+    NOT_PLANTED,
+    at_least,
+    lost_in_calls,
+    lost_in_flow,
+)
+from sglang_instrument.analysis.verdict.evidence.servers.server_parts import (
+    LEAST_QUEUE,
+    TIMES,
+    server_cells,
+    server_parts,
+)
 
 SERVERS_IN_TURN: Final = NamedCause(
     "servers-in-turn",
     "run",
-    "in half of the steps or more, [calls queued](#servers-and-their-caches) at one server while the others "
-    "had room, and at no server in most of these steps. It joins the findings `queue` of these steps",
+    "in half of the steps or more, and at least 3, [calls queued](#servers-and-their-caches) at one server "
+    "while the others had room, and at no server in most of these steps",
     "look at the router: a cache-aware policy sends prompts that begin alike to one server, until its limit "
     "of imbalance; `servers LOGS --over-time`",
     not_planted=NOT_PLANTED,
@@ -22,31 +41,42 @@ _FEWEST: Final = 3  # steps
 _MOST: Final = 0.5
 
 
-@joiner(SERVERS_IN_TURN)
-def join_servers_in_turn(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:
-    """Return the findings, with one in the place of queues that are at another server in each step."""
-    queues = [finding for finding in findings if finding.cause == "queue" and finding.step is not None]
-    steps = {(finding.step, finding.validate) for finding in queues}
-    servers = Counter(finding.evidence["server"] for finding in queues)
-    if len(steps) < max(_FEWEST, _MOST * len(evidence.windows)):
-        return list(findings)
+@detector(SERVERS_IN_TURN, precedence=Precedence.SERVER)
+def find_servers_in_turn(evidence: Evidence) -> Findings:
+    """Yield a finding if the router loads one server after the other.
+
+    The physical fact: calls waited at one server, where the median server of the step had room. In each step
+    it was another one, so that no server is at fault.
+    """
+    calls = server_parts(evidence)
+    if calls.is_empty():
+        return
+    cells = server_cells(calls, "queue")
+    if cells.is_empty():
+        return
+    apart = (pl.col("off") > pl.lit(TIMES["queue"]).log()) & (pl.col("share") >= LEAST_QUEUE)
+    queues = cells.filter(apart & ~pl.col("is_alone")).sort("off").unique(STEP, keep="last").sort(STEP)
+    servers = Counter(queues["server"].to_list())
+    if len(queues) < max(_FEWEST, _MOST * len(evidence.windows)):
+        return
     if max(servers.values()) > _MOST * len(queues):
-        return list(findings)
-    lost_sec = sum(finding.lost_sec for finding in queues) / len(steps)
-    mean_sec = sum(finding.evidence["mean_sec"] for finding in queues) / len(queues)
-    of = max(finding.evidence["servers"] for finding in queues)
+        return
+    waits = calls.join(queues.select(*STEP, "server"), on=[*STEP, "server"], how="semi")
+    delays = waits.select(*_CALL, excess_sec="queue_sec").drop_nulls().filter(pl.col("excess_sec") > 0)
+    lost, rows = lost_in_calls(evidence, delays)
+    lost = evidence.worth(at_least(lost, lost_in_flow(evidence, calls, delays)))
+    if len(lost) < _MOST * len(queues):
+        return
+    lost_sec = float(lost["lost_sec"].mean() or 0.0)  # type: ignore[arg-type]  # a float
+    mean_sec = float(queues["mean_sec"].mean() or 0.0)  # type: ignore[arg-type]
+    of = calls["server"].n_unique()
     sentence = (
-        f"in {len(steps)} of {len(evidence.windows)} steps, calls queued {seconds(mean_sec)} at one of {of} "
+        f"in {len(queues)} of {len(evidence.windows)} steps, calls queued {seconds(mean_sec)} at one of {of} "
         f"servers while the others had room, at {len(servers)} of them in turn; {seconds(lost_sec)} lost a step"
     )
-    worst = max(queues, key=lambda finding: finding.lost_sec)
-    numbers = {"steps": len(steps), "servers": of, "mean_sec": mean_sec, "worst_step": worst.step}
-    joined = Finding(
-        SERVERS_IN_TURN.name, "run", lost_sec, sentence, event="queue", evidence={**numbers, **_of(servers)}
-    )
-    return [joined, *(finding for finding in findings if finding not in queues)]
+    numbers = {"steps": len(queues), "servers": of, "mean_sec": mean_sec, "by_server": dict(servers)}
+    finding = Finding(SERVERS_IN_TURN.name, "run", lost_sec, sentence, event="queue", evidence=numbers)
+    yield Explained(finding, rows)
 
 
-def _of(servers: Counter[str]) -> dict[str, dict[str, int]]:
-    """Return in how many steps each server had the queue, by their names."""
-    return {"steps_by_server": dict(sorted(servers.items()))}
+_CALL: Final = ["step", "validate", "worker", "request_id", "turn"]

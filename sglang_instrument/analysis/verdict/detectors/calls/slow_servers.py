@@ -18,6 +18,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.room import with_less_room
 from sglang_instrument.analysis.verdict.evidence.servers.routed import (
     at_least,
     lost_in_calls,
@@ -86,6 +87,7 @@ def find_slow_servers(evidence: Evidence) -> Findings:
     alone = _callers_of_one(calls)
     cells = {part: server_cells(calls, part) for part in PARTS}
     slow = {part: slow_cells(table, part) for part, table in cells.items()}
+    slow["queue"] = with_less_room(slow["queue"], calls)
     yield from _slow_ways(evidence, _but_of(calls, slow[_WAY]))
     names = sorted({name for table in slow.values() if not table.is_empty() for name in table["server"]})
     for server in names:

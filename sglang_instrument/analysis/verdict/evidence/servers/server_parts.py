@@ -43,12 +43,13 @@ FLOOR_SEC: Final = {
     "tokenizer": 0.05,
     "queue": 0.1,
 }
+#: Of the calls' time: a shorter queue comes and goes.
+LEAST_QUEUE: Final = 0.1
 _SPREADS: Final = {
     "decode": 4.0
 }  # of the load that was fitted, so the ratio varies little; 6 for other parts
 _LEAST_SPREAD: Final = 0.03
 _STEADY: Final = frozenset({"decode", "prefill", "network", "tokenizer"})
-_LEAST_QUEUE: Final = 0.1  # of the calls' time: a shorter queue comes and goes
 _LOADED: Final = 1.3  # times the mean calls of the servers of a step
 _FEWEST: Final = 5  # calls of a server in a step
 _FEWEST_TOKENS: Final = 8  # of a reply, for its decode to be timed
@@ -186,7 +187,7 @@ def slow_cells(cells: pl.DataFrame, part: str) -> pl.DataFrame:
     if cells.is_empty():
         return cells
     if part == "queue":
-        cells = cells.filter(pl.col("share") >= _LEAST_QUEUE)
+        cells = cells.filter(pl.col("share") >= LEAST_QUEUE)
         cells = cells.filter(pl.col("calls") <= _LOADED * pl.col("calls").mean().over(STEP))
     least = pl.max_horizontal(
         _SPREADS.get(part, SPREADS) * pl.col("spread"), pl.lit(float(np.log(TIMES[part])))
