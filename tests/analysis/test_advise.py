@@ -199,7 +199,8 @@ def test_of_a_long_run_some_steps_are_replayed_which_save_what_they_save(tmp_pat
     assert 0 < some.requests < whole.requests
     few, many = (playback.saved(Change(limit=16)) for playback in (some, whole))
     assert 0 < len(few) < len(many)
-    assert set(few) < set(many)
+    # The speed is fitted to the replayed steps alone.
+    assert all(any(saved == pytest.approx(other, rel=0.05) for other in many) for saved in few)
 
 
 def test_a_finding_without_a_lever_has_no_change(tmp_path):
