@@ -147,7 +147,7 @@ def _long_workers(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Findin
 
     By Mann and Whitney's test of the ranks, over all steps of workers.
     """
-    together = _together(requests, STEP_OF_WORKER)
+    together = _together(requests, ["worker"])
     cells = chances_of_higher_ranks(requests, "of_turn", STEP_OF_WORKER, "validate", together)
     if len(cells) <= _FEW_WORKERS:
         return
@@ -245,10 +245,10 @@ def _shift(requests: pl.DataFrame, row: dict[str, Any], together: float) -> floa
     return times if chance * steps < _CHANCE_OF_A_SHIFT else None
 
 
-def _together(requests: pl.DataFrame, cell: Sequence[str] = STEP) -> float:
-    """Return how many replies count as one draw: those to one prompt are alike."""
+def _together(requests: pl.DataFrame, part: Sequence[str] = ()) -> float:
+    """Return how many replies count as one draw: those to one prompt are alike; of `part`, those it has."""
     logs = requests.with_columns(log=pl.col("of_turn").log())
-    return drawn_together(logs, "log", [*cell, "group"], cell)
+    return drawn_together(logs, "log", [*STEP, "group"], STEP, part)
 
 
 def _mean(values: pl.Series) -> float:

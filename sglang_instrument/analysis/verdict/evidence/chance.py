@@ -199,7 +199,9 @@ def chance_of_moments(mine: Moments, usual: Moments, together: float = 1.0) -> f
     return math.erfc((mine.mean - usual.mean) / math.sqrt(2 * error * max(1.0, together))) / 2
 
 
-def drawn_together(rows: pl.DataFrame, value: str, group: Sequence[str], cell: Sequence[str]) -> float:
+def drawn_together(
+    rows: pl.DataFrame, value: str, group: Sequence[str], cell: Sequence[str], part: Sequence[str] = ()
+) -> float:
     """Return how many values count as one draw, because those of a group are alike: 1 if they are not.
 
     The design effect of a sample of clusters, 1 + (m - 1) r: r is the correlation within groups by the
@@ -211,6 +213,7 @@ def drawn_together(rows: pl.DataFrame, value: str, group: Sequence[str], cell: S
         value: Their column.
         group: The columns that tell their group; those of the cell are among them.
         cell: The columns that tell what is compared: the groups of one cell are compared with each other.
+        part: Columns that split a group, as workers do: what one of them has of it counts as one draw.
     """
     grouped = rows.drop_nulls([value, *group])
     sizes = grouped.group_by(group).agg(pl.len().alias("of"), pl.col(value).mean().alias("mean"))
@@ -224,6 +227,8 @@ def drawn_together(rows: pl.DataFrame, value: str, group: Sequence[str], cell: S
     between = float(sizes.join(middles, on=cell).select(off.sum()).item()) / (groups - cells)
     size = every / groups
     alike = (between - within) / (between + (size - 1) * within) if between + within > 0 else 0.0
+    if part:
+        size = every / grouped.select(*group, *part).n_unique()
     return 1.0 + (size - 1) * min(1.0, max(0.0, alike))
 
 

@@ -40,7 +40,7 @@ def with_less_room(queues: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         return queues
     by_server = {str(server): part for (server,), part in calls.group_by("server")}
     levels = {server: _level(part, part) for server, part in by_server.items()}
-    kept = []
+    has_less = []
     for row in queues.select(*STEP, "server").iter_rows(named=True):
         part = by_server[row["server"]]
         here = _level(part, part.filter(*(pl.col(name) == row[name] for name in STEP)))
@@ -51,8 +51,8 @@ def with_less_room(queues: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         else:
             running = max((level.most_running for level in others), default=0.0)
             tokens = max((level.most_tokens for level in others), default=0.0)
-        kept.append(here.running < _LESS * running and here.tokens < _LESS * tokens)
-    return queues.filter(pl.Series(kept, dtype=pl.Boolean))
+        has_less.append(here.running < _LESS * running and here.tokens < _LESS * tokens)
+    return queues.filter(pl.Series(has_less, dtype=pl.Boolean))
 
 
 def _level(calls: pl.DataFrame, waiting: pl.DataFrame) -> _Level:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
+from sglang_instrument.analysis.answers.gaps import loop_blocks
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.timing.open_spans import integral
 from sglang_instrument.analysis.verdict.evidence.effects import FEWEST_STEPS, SPREADS, robust_spread
@@ -70,11 +71,27 @@ def server_parts(evidence: Evidence) -> pl.DataFrame:
     network = (pl.col("call_sec") - pl.col("duration_sec")).clip(lower_bound=0.0)
     held = held_by_updates(evidence).select("rid", "held_sec")
     calls = calls.with_columns(network_sec=network)
+    calls = _but_blocked_loops(calls, loop_blocks(evidence.files))
     calls = calls.join(held, on="rid", how="left", maintain_order="left")
     waited = (pl.col("tokenizer_sec") - pl.col("held_sec").fill_null(0.0)).clip(lower_bound=0.0)
     calls = _with_usual_decode(calls.with_columns(tokenizer_sec=waited).drop("held_sec"))
     calls = with_usual_prefill(calls).with_columns(reading_sec="prefill_sec")
     return _served_throughout(calls, silences_of(evidence))
+
+
+def _but_blocked_loops(calls: pl.DataFrame, blocks: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls with `network_sec` less the time in which the event loop of their caller was blocked."""
+    blocks = blocks.filter(role="worker")
+    if blocks.is_empty():
+        return calls
+    parts = []
+    for (worker,), part in calls.group_by("worker", maintain_order=True):
+        to_us = blocks.filter(worker=worker)["at_us"].to_numpy().astype(float)
+        from_us = to_us - blocks.filter(worker=worker)["blocked_sec"].to_numpy() * 1e6
+        blocked = integral(from_us, to_us, union=True) if len(to_us) else None
+        sec = 0.0 if blocked is None else (blocked(part["end_us"]) - blocked(part["start_us"])) / 1e6
+        parts.append(part.with_columns(network_sec=(pl.col("network_sec") - sec).clip(lower_bound=0.0)))
+    return pl.concat(parts)
 
 
 def _served_throughout(calls: pl.DataFrame, silences: pl.DataFrame) -> pl.DataFrame:
