@@ -49,6 +49,7 @@ GPUS_OPENED: Final = "gpus_opened"
 GPU_GAUGES: Final = "gpu_gauges"
 #: A record of an event loop that was blocked; `open_block` tells of it while it is.
 LOOP_BLOCK: Final = "event_loop_block"
+ROLLOUT: Final = "rollout"
 CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS, OPEN_NOW, OPEN_BLOCK})
 #: Instant events of a trainer: the samples that it took for training, and those that it threw away.
 SAMPLES_CONSUMED: Final = "samples_consumed"
@@ -196,7 +197,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "reward_score": EventKind("reward", reference=False),
     "reward_batch": EventKind("reward", reference=False),
     "reward_request": EventKind("reward", reference=False),  # one call of a reward server over HTTP
-    "rollout": EventKind("generate", reference=False),
+    ROLLOUT: EventKind("generate", reference=False),
     "trainer_step": EventKind("step", reference=False),
     "trainer_validate": EventKind("step", reference=False),
     "trainer_generate": EventKind("generate", reference=False),

@@ -12,9 +12,10 @@ import polars as pl
 from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.analysis.timing.lanes import ROUNDING_US
 from sglang_instrument.analysis.timing.nesting import clipped_children
-from sglang_instrument.schema import LOOP_BLOCK
+from sglang_instrument.schema import LOOP_BLOCK, ROLLOUT, kind_of
 
 #: The record of a blocked event loop lies beside the spans that it delays, in no lane of theirs.
+_TRAINER: Final = "trainer_"
 _OUTLIVES_US: Final = 1_000  # no span waited for a child in another lane that ends so much later
 
 
@@ -42,23 +43,37 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
 
 
 def _is_block(spans: pl.DataFrame) -> pl.Series:
-    is_block: pl.Series = spans["event"].cast(pl.Categorical) == LOOP_BLOCK
-    return is_block
+    return _is_event(spans, LOOP_BLOCK)
+
+
+def _is_event(spans: pl.DataFrame, event: str) -> pl.Series:
+    is_event: pl.Series = spans["event"].cast(pl.Categorical) == event
+    return is_event
+
+
+def _is_work_of_trainer(spans: pl.DataFrame) -> pl.Series:
+    """Return which spans are phases of a trainer in which it does not wait for its rollout."""
+    events = spans["event"].cast(pl.Categorical)
+    names = [event for event in events.unique().cast(pl.String).drop_nulls() if event.startswith(_TRAINER)]
+    return events.is_in([event for event in names if kind_of(event).phase not in ("generate", "step")])
 
 
 def _waited_for(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
     """Return the clipped children that their parents may have waited for: span, parent, from_us, to_us.
 
     A parent cannot have waited for a child in another lane that outlives it. The nearest span above that ends
-    later may have: tasks outlive the span that started them, and the step waits.
+    later may have: tasks outlive the span that started them, and the step waits. Nor does a phase of a trainer
+    wait for a rollout in another lane, which makes the next batch meanwhile.
     """
     ends, names = spans["end_us"], ("span", "parent", "from_us", "to_us")
+    is_rollout, works = _is_event(spans, ROLLOUT) & spans["concurrent"], _is_work_of_trainer(spans)
     is_block = _is_block(spans).gather(children["span"])
     rows = children.filter(~is_block & (children["to_us"] > children["from_us"])).select(*names)
     waits = [rows.clear()]
     while len(rows):
         outlives = ends.gather(rows["span"]) > ends.gather(rows["parent"]) + _OUTLIVES_US
         outlives &= spans["concurrent"].gather(rows["span"])
+        outlives |= is_rollout.gather(rows["span"]) & works.gather(rows["parent"])
         waits.append(rows.filter(~outlives))
         rows = rows.filter(outlives)
         rows = rows.with_columns(parent=spans["parent"].gather(rows["parent"])).drop_nulls("parent")
