@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from awaited import wait_for
 from routed_engines import LACKING
 from routed_engines import router as running_router
 from sglang_server import DEADLINE_SEC, Server
@@ -118,6 +119,8 @@ def test_stages_are_recorded_apart(capsys, server, tmp_path):
     arguments = ("capture", "--worker-url", server.url, "--output-dir", tmp_path, "--requests", 1)
     code = main(["profile", *map(str, (*arguments, "--profile-by-stage", "--num-steps", 2, *CPU))])
     shown = capsys.readouterr().out
+    if code:  # a server that crashed may still print why, and ends
+        wait_for(lambda: server.process.poll() is not None or server.is_up(), "neither up nor over")
     if crash_of(server, printed_bytes):  # PyTorch's profiler does so now and then
         assert code == 1
         assert "0 of 1 probe requests were answered: the workers' own logs tell why" in shown
