@@ -34,7 +34,8 @@ def run_in_group(command, *, timeout, **options):
 
 def free_port():
     """Return a port that no other program gets by chance before the server uses it, up to a minute later."""
-    for port in random.sample(range(15_000, 32_000), 1000):  # below the kernel's range of ephemeral ports
+    draw = random.SystemRandom()  # no seed that processes share
+    for port in draw.sample(range(15_000, 32_000), 1000):  # below the kernel's range of ephemeral ports
         with socket.socket() as free:
             try:
                 free.bind(("127.0.0.1", port))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from awaited import wait_for
+from own_group import free_port
 from routed_engines import ROUTERS
 
 from sglang_instrument.analysis import open_run
@@ -74,7 +75,7 @@ def test_a_server_that_dies_in_a_step_is_named_and_what_was_played_stays(tmp_pat
     def kill(_: object) -> None:
         os.kill(server.pid, signal.SIGKILL)
 
-    port = 15_000 + os.getpid() % 10_000
+    port = free_port()
     server = subprocess.Popen([*command(), "--port", str(port)])
     url = f"http://127.0.0.1:{port}"
     try:
