@@ -16,7 +16,8 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, 
 THROWN_AWAY: Final = NamedCause(
     "thrown-away",
     "run, step",
-    "the trainer filtered more groups of a step than of the others, by chance at most once in 1,000 runs; or "
+    "the trainer filtered more groups in a step than in the others, or in all from one on than before, by "
+    "chance at most once in 1,000 runs; or "
     "at least a quarter of the generated tokens, and 8 requests, "
     "[never reached the trainer](../how-to/waste.md), by its own records of samples",
     "keep what aborts cut off (partial rollouts), sort out prompts whose groups are filtered, or over-sample "
@@ -26,6 +27,7 @@ THROWN_AWAY: Final = NamedCause(
 _LEAST_SHARE: Final = 0.25  # of the generated tokens
 _CHANCE: Final = 1e-3  # largest allowed probability, over all steps
 _TIMES: Final = 1.5  # times the usual share
+_FEWEST_OF_A_SIDE: Final = 2  # steps, before and after a change
 _FEWEST: Final = 8  # requests that were thrown away; of fewer, nothing is said
 
 
@@ -56,22 +58,20 @@ def find_thrown_away(evidence: Evidence) -> Findings:
 
 
 def _filtered_steps(evidence: Evidence) -> Iterator[Finding]:
-    """Yield the steps of which far more groups were filtered than of the others."""
-    judged = evidence.fates.drop_nulls("group").filter(pl.col("fate").is_in([FILTERED, USED]))
-    groups = judged.group_by("step", "group").agg(filtered=(pl.col("fate") == FILTERED).any())
-    steps = groups.group_by("step").agg(pl.col("filtered").sum(), of=pl.len()).sort("step")
+    """Yield the steps of which far more groups were filtered than of the others, or all from one on."""
+    steps = _judged_groups(evidence)
     took = evidence.windows.filter(~pl.col("validate")).select("step", sec=sec_between("begin_us", "done_us"))
+    steps = steps.join(took, on="step", maintain_order="left")
+    lasting = _from_a_step_on(steps)
+    if lasting is not None:
+        yield lasting
+        return
     every, made = int(steps["filtered"].sum()), int(steps["of"].sum())
-    for row in steps.join(took, on="step", maintain_order="left").iter_rows(named=True):
-        others, of_others = every - row["filtered"], made - row["of"]
-        usual = (others + 1) / (of_others + 2)
-        share = row["filtered"] / row["of"]
-        if (
-            chance_of_so_many(row["filtered"], row["of"], usual) * len(steps) > _CHANCE
-            or share < _TIMES * usual
-        ):
+    for row in steps.iter_rows(named=True):
+        usual = _usual(every - row["filtered"], made - row["of"])
+        if not _is_more(row["filtered"], row["of"], usual, len(steps)):
             continue
-        lost_sec = row["sec"] * (share - usual) / (1 - usual)
+        lost_sec = _lost(row["sec"], row["filtered"] / row["of"], usual)
         if lost_sec < max(LEAST_SEC, OF_STEP * row["sec"]):
             continue
         sentence = (
@@ -82,3 +82,57 @@ def _filtered_steps(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             THROWN_AWAY.name, "step", lost_sec, sentence, step=row["step"], event="groups", evidence=numbers
         )
+
+
+def _judged_groups(evidence: Evidence) -> pl.DataFrame:
+    """Return how many groups the trainer judged in each of its steps: step, filtered, of."""
+    samples = evidence.everything.samples
+    decided = samples.select(fate_us="at_us", decided_step="step").drop_nulls().unique("fate_us")
+    judged = evidence.fates.drop_nulls("group").filter(pl.col("fate").is_in([FILTERED, USED]))
+    judged = judged.join(decided, on="fate_us", how="left", maintain_order="left")
+    groups = judged.group_by(pl.coalesce("decided_step", "step").alias("step"), "group").agg(
+        filtered=(pl.col("fate") == FILTERED).any()
+    )
+    return groups.group_by("step").agg(pl.col("filtered").sum(), of=pl.len()).sort("step")
+
+
+def _from_a_step_on(steps: pl.DataFrame) -> Finding | None:
+    """Return a finding if more groups are filtered in all steps from one on, not in the worst of them alone."""
+    best: tuple[float, int, float] | None = None
+    for first in range(_FEWEST_OF_A_SIDE, len(steps) - _FEWEST_OF_A_SIDE + 1):
+        before, after = steps.head(first), steps.tail(-first)
+        usual = _usual(int(before["filtered"].sum()), int(before["of"].sum()))
+        others = after.sort(pl.col("filtered") / pl.col("of"), "step").head(-1)
+        if not _is_more(int(others["filtered"].sum()), int(others["of"].sum()), usual, len(steps)):
+            continue
+        chance = chance_of_so_many(int(after["filtered"].sum()), int(after["of"].sum()), usual)
+        if best is None or chance < best[0]:
+            best = chance, first, usual
+    if best is None:
+        return None
+    _, first, usual = best
+    after = steps.tail(-first)
+    filtered, of = int(after["filtered"].sum()), int(after["of"].sum())
+    lost_sec = _lost(float(after["sec"].mean() or 0.0), filtered / of, usual)  # type: ignore[arg-type]  # a float
+    sentence = (
+        f"from step {after['step'][0]} on, {filtered} of {of} groups were filtered, where {usual:.0%} were "
+        f"before, and others were made in their place; about {seconds(lost_sec)} lost a step"
+    )
+    numbers = {"groups": filtered, "of": of, "usual_share": usual, "first_step": after["step"][0]}
+    numbers |= {"steps": len(after)}
+    return Finding(THROWN_AWAY.name, "run", lost_sec, sentence, event="groups", evidence=numbers)
+
+
+def _usual(filtered: int, of: int) -> float:
+    return (filtered + 1) / (of + 2)
+
+
+def _is_more(filtered: int, of: int, usual: float, tries: int) -> bool:
+    """Return whether far more groups were filtered than is usual, and chance does not explain it."""
+    is_drawn = chance_of_so_many(filtered, of, usual) * tries > _CHANCE
+    return not is_drawn and filtered >= _TIMES * usual * of
+
+
+def _lost(sec: float, share: float, usual: float) -> float:
+    """Return about how many seconds a step took longer, in which as many groups are made in their place."""
+    return sec * (share - usual) / (1 - usual)

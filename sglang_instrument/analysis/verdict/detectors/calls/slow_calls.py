@@ -38,6 +38,7 @@ _TIMES_OF_ALIKE: Final = 1.3  # times the usual: then a call is one of them
 # Largest allowed probability that any worker draws such a call; the tail beyond the others is overestimated.
 _CHANCE_OF_ONE: Final = 1e-2
 _CHANCE_OF_SEVERAL: Final = 1e-4  # the same for several; other calls reach as far, so this one is not
+_SUSPECT: Final = 20.0  # times the chance allowed: then the tools' names are read
 _SECOND_LOOK: Final = 5.0  # times the chance allowed, where all tools together did not explain a call
 _MOST: Final = 0.5  # of a worker's calls; if more are slow, all its work is
 _CALLS: Final = {
@@ -57,9 +58,18 @@ def find_slow_calls(evidence: Evidence) -> Findings:
     """
     for kind in KINDS:
         answers = list(_of_kind(evidence, kind))
-        if kind == "tool" and answers:
-            answers = list(_of_kind(evidence.with_tools_by_name(steps_of(answers)), kind, _SECOND_LOOK))
+        if kind == "tool":
+            answers = _of_tools_by_name(evidence, answers)
         yield from answers
+
+
+def _of_tools_by_name(evidence: Evidence, answers: list[Explained]) -> list[Explained]:
+    """Return the answers about tools by their names: beside slow tools, a long call of a fast one looks usual."""
+    suspects = answers or list(_of_kind(evidence, "tool", _SUSPECT))
+    named = evidence.with_tools_by_name(steps_of(suspects)) if suspects else evidence
+    return (
+        answers if named is evidence else list(_of_kind(named, "tool", _SECOND_LOOK if answers else 1.0))
+    )
 
 
 def _of_kind(evidence: Evidence, kind: str, looks: float = 1.0) -> Iterator[Explained]:

@@ -97,16 +97,22 @@ def _unusual(at_limit: pl.DataFrame, turns: pl.DataFrame) -> Iterator[tuple[pl.D
     """Yield the turns of steps in which more ended at a limit than is usual, and how many turns those had."""
     counts = turns.group_by(STEP).agg(of=pl.len(), ended=pl.col("row").is_in(at_limit["row"].implode()).sum())
     usual: Any = (counts["ended"] / counts["of"]).median() or 0.0
-    for _, mine in at_limit.group_by(STEP, maintain_order=True):
+    several = at_limit.filter(pl.len().over(STEP) > 1)  # one call of a step ends at any time
+    for _, mine in several.group_by(STEP, maintain_order=True):
         everyone = _of_step(turns, mine)
         chance = chance_of_so_many(len(mine), len(everyone), usual) * len(counts) if usual else 0.0
-        if chance < _CHANCE and _is_shared(everyone, mine):
+        if chance < _CHANCE and _are_several(everyone, mine):
             yield mine, len(everyone)
 
 
 def _is_shared(turns: pl.DataFrame, slow: pl.DataFrame) -> bool:
     """Return whether most workers that have such turns have slow ones; else one of them is at fault."""
     return 2 * slow["worker"].n_unique() > turns["worker"].n_unique()
+
+
+def _are_several(turns: pl.DataFrame, slow: pl.DataFrame) -> bool:
+    """Return whether several workers have slow ones, or there is but one; else that one is at fault."""
+    return slow["worker"].n_unique() > 1 or turns["worker"].n_unique() == 1
 
 
 def _timed_out(mine: pl.DataFrame, of: int) -> _Slow:
@@ -177,7 +183,7 @@ def _some_slow(mine: pl.DataFrame, others: pl.DataFrame, tool: str, tries: int) 
         return None
     if chance_of_so_many(len(beyond), len(mine), 1 / (len(others) + 1)) * tries >= _CHANCE_OF_SOME:
         return None
-    if not _is_shared(mine, beyond):
+    if not _are_several(mine, beyond):
         return None
     middle = float(beyond["sec"].median())  # type: ignore[arg-type]  # of floats
     words = f"{step_name(*_place(mine))}: {len(beyond)} of {len(mine)} turns with {tool} took "
