@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 from apart_servers import ROUTER, apart_servers
-from awaited import wait_for_rids
+from awaited import records_of, rids_of, wait_for
 from engine_log import PROMPTS
 from sglang_server import instrumented
 
@@ -68,10 +68,18 @@ def apart(tmp_path_factory):
         )
         assert done.returncode == 0, done.stderr
         replies = [json.loads(line) for line in done.stdout.splitlines()]
-        rids = [reply["meta_info"]["id"] for reply in replies]
-        wait_for_rids(folder / "logs/run/engine", "server_*.jsonl", "engine_request", rids)
-        wait_for_rids(folder / "logs/run/engine", "scheduler_*.jsonl", "scheduler_finish", rids)
+        log = folder / "logs/run/engine"
+        wait_for(lambda: ended_in_each(log, "server", "engine_request"), "a server lacks a request")
+        wait_for(lambda: ended_in_each(log, "scheduler", "scheduler_finish"), "a scheduler lacks an end")
     return replies, folder / "logs/run"
+
+
+def ended_in_each(log, kind, event):
+    """Return whether the processes of this kind, one a server, have logged the end of each request."""
+    files = list(log.glob(f"{kind}_*.jsonl"))
+    ends = [rids_of(records_of(log, path.name, event)) for path in files]
+    asked = [[rid for rid in rids if not rid.startswith("HEALTH_CHECK")] for rids in ends]
+    return [len(rids) for rids in asked] == [len(LOAD)] * 2
 
 
 @pytest.fixture

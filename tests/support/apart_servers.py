@@ -43,7 +43,7 @@ def apart_servers(folder: Path, environment: dict[str, str]) -> Iterator[tuple[s
             yield url, servers
     finally:
         for server in servers.values():
-            server.stop()
+            server.kill()  # after SIGTERM its scheduler keeps a core busy for half a minute
 
 
 @contextmanager
