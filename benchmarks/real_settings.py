@@ -1,6 +1,6 @@
 """Set one thing wrong on the real SGLang engine, ask `advise`, make the change, and see what came.
 
-    python real_settings.py FOLDER [--steps 6] [--only NAME,NAME]
+    python real_settings.py FOLDER [--steps 6] [--only NAME,NAME] [--unseen]
 
 Each kind is a rollout in a closed loop against servers of its own (`set_rollout.py`), in which one setting is
 wrong. The first lever should be that setting. Then the change is made as proposed, and the rollout runs again
@@ -70,6 +70,33 @@ KINDS = {
 }
 
 
+#: On these, nothing was tuned: other numbers, beside something else that takes time.
+UNSEEN = {
+    "running limit of 3, slow tools": Kind(("running limit",), {"tool_sec": 0.5}, (3,)),
+    "running limit of 2 on one of two servers": Kind(("unequal servers",), {"sigma": 0.3}, (2, LIMIT)),
+    "all groups on one server, long replies": Kind(
+        ("router policy",), {"is_routed_to_one": True, "sigma": 0.4, "go_on_share": 0.6}, (6, 6)
+    ),
+    "cache of 1,500 tokens": Kind(("key-value cache",), {"go_on_share": 0.6}, kv_tokens=1500),
+    "pool of four tools": Kind(
+        ("pool of tools or rewards",), {"tool_places": 4, "tool_sec": 2.0, "go_on_share": 0.6}
+    ),
+    "pool of two rewards": Kind(
+        ("pool of tools or rewards", "rewards off the critical path"), {"reward_places": 2, "reward_sec": 0.7}
+    ),
+    "rewards of 2.5 s": Kind(("rewards off the critical path",), {"reward_sec": 2.5, "sigma": 0.3}),
+    "heavy replies": Kind(("response cap",), {"sigma": 1.3, "go_on_share": 0.2}),
+    "many turns": Kind(("turn cap",), {"go_on_share": 0.78, "tool_sec": 0.5}),
+    "time-out of 20 s": Kind(
+        ("time-out of a tool",), {"timeout_share": 0.04, "timeout_sec": 20.0, "go_on_share": 0.6}
+    ),
+    "preprocessing of 2 s": Kind(("constant cost out of the loop",), {"before_sec": 2.0, "sigma": 0.3}),
+    "preprocessing of 5 s, slow tools": Kind(
+        ("constant cost out of the loop",), {"before_sec": 5.0, "tool_sec": 0.5}
+    ),
+}
+
+
 def changed(kind, row):
     """Return a kind with a lever pulled; None of a lever that only names a setting."""
     value, lever = row["proposed"], row["lever"]
@@ -125,10 +152,11 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--only", default="")
+    parser.add_argument("--unseen", action="store_true", help="kinds on which nothing was tuned")
     options = parser.parse_args()
     folder = options.folder.absolute()
     named, held = [], []
-    for name, kind in KINDS.items():
+    for name, kind in (UNSEEN if options.unseen else KINDS).items():
         if not any(part in name for part in options.only.split(",")):
             continue
         short = name.replace(" ", "_").replace(",", "")

@@ -203,6 +203,17 @@ def test_of_a_long_run_some_steps_are_replayed_which_save_what_they_save(tmp_pat
     assert all(any(saved == pytest.approx(other, rel=0.05) for other in many) for saved in few)
 
 
+def test_a_replay_at_servers_that_log_has_prefills_hold_up_what_decodes(tmp_path):
+    world = wrong_world("servers", 0)
+    limit = world.shape.server.max_running * 3 // 2
+    run = open_run(write_world(tmp_path / "world", play_set(world)), cached=False)
+    saved = Grounds(run, loop_of(run)).playback.saved(Change(limit=limit))
+    server = replace(world.shape.server, max_running=limit)
+    after = replace(world, shape=replace(world.shape, server=server))
+    truth = step_sec(play_set(world)) - step_sec(play_set(after))
+    assert sum(saved) / len(saved) == pytest.approx(truth, rel=0.2)
+
+
 def test_a_finding_without_a_lever_has_no_change(tmp_path):
     run = open_run(synthetic_run(tmp_path / "exp", steps=4, workers=2, causes=[Hang(4, 1)]), cached=False)
     assert [finding.change for finding in run.findings] == [None]

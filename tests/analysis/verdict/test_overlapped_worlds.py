@@ -57,3 +57,31 @@ def test_a_worker_that_fills_what_all_share_is_named_for_the_step(tmp_path):
     first = findings[0]
     assert (first.cause, first.step, first.worker) == ("reward", fault.steps[0], fault.worker)
     assert [finding for finding in findings if finding.cause == "reward" and finding.scope == "step"] == []
+
+
+def test_a_loop_that_is_blocked_where_requests_flow_is_named_and_no_server_is_far_away(tmp_path):
+    shape = draw_shape(ASYNCHRONOUS, 503638, hidden=True)
+    findings, fault = found_in(tmp_path, shape, "worker: blocked loop")
+    assert (findings[0].cause, findings[0].worker) == ("blocked-loop", fault.worker)
+    assert [finding for finding in findings if finding.cause == "slow-server"] == []
+
+
+def test_a_batch_of_rewards_that_goes_on_beside_the_next_rollout_is_named(tmp_path):
+    findings, fault = found_in(
+        tmp_path, draw_shape(ONE_OFF, 504850, hidden=True), "rewards: batch slow in a step"
+    )
+    first = findings[0]
+    assert (first.cause, first.event, first.step) == ("slow-trainer", "trainer_reward", fault.steps[0])
+
+
+def test_groups_are_judged_in_the_step_that_took_them_and_not_in_the_one_that_made_them(tmp_path):
+    findings, fault = found_in(
+        tmp_path / "one", draw_shape(ASYNCHRONOUS, 6364), "groups: filtered in a step", 1
+    )
+    assert (findings[0].cause, findings[0].step) == ("thrown-away", fault.steps[0])
+    findings, fault = found_in(
+        tmp_path / "from", draw_shape(DRAINED, 6464), "groups: filtered from a step on", 0
+    )
+    first = findings[0]
+    assert (first.cause, first.scope) == ("thrown-away", "run")
+    assert first.evidence["first_step"] == fault.steps[0]

@@ -142,3 +142,28 @@ def test_one_of_two_workers_that_is_always_slow_is_named(name, cause, tmp_path):
     findings, fault = world_findings(replace(shape, groups=2 * shape.groups, steps=6), tmp_path, name)
     assert findings[0].cause == cause
     assert findings[0].worker == fault.truth.worker
+
+
+def test_queues_that_move_from_server_to_server_are_the_routers(tmp_path):
+    findings, _ = world_findings(draw_shape(DRAINED, 950008, hidden=True), tmp_path)
+    (in_turn,) = [finding for finding in findings if finding.cause == "servers-in-turn"]
+    assert in_turn.scope == "run"
+    assert len(in_turn.evidence["by_server"]) == in_turn.evidence["servers"] == 5
+    assert [finding for finding in findings if finding.cause == "queue"] == []
+
+
+def test_a_server_that_queues_with_as_much_room_as_the_others_is_not_named(tmp_path):
+    findings, _ = world_findings(draw_shape(ROUTED, 1050002, hidden=True), tmp_path)
+    assert [finding for finding in findings if finding.cause in ("queue", "slow-server")] == []
+
+
+def test_time_outs_of_some_of_the_workers_are_the_tools(tmp_path):
+    findings, fault = world_findings(draw_shape(OWN, 4141), tmp_path, "tools: time out in a step", 0)
+    assert (findings[0].cause, findings[0].step, findings[0].worker) == ("tool", fault.steps[0], None)
+    assert findings[0].evidence["limit_sec"] == pytest.approx(30.0, abs=0.1)
+
+
+def test_a_call_of_a_fast_tool_that_hangs_is_told_from_a_slow_tools_tail(tmp_path):
+    shape = draw_shape(OVERSAMPLED, 4647)
+    findings, fault = world_findings(shape, tmp_path, "tools: one call hangs", 1)
+    assert (findings[0].cause, findings[0].step) == ("slow-call", fault.steps[0])

@@ -47,7 +47,9 @@ def with_less_room(queues: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         others = [level for server, level in levels.items() if server != row["server"]]
         waiting = [level for level in others if level.waited_sec >= _SOME_WAITING * here.waited_sec]
         if waiting:
-            running, tokens = (max(getattr(level, name) for level in waiting) for name in ("running", "tokens"))
+            running, tokens = (
+                max(getattr(level, name) for level in waiting) for name in ("running", "tokens")
+            )
         else:
             running = max((level.most_running for level in others), default=0.0)
             tokens = max((level.most_tokens for level in others), default=0.0)
