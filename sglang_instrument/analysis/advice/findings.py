@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.advice.advise import Advice, Advised, advice_of
-from sglang_instrument.analysis.advice.levers import LEVERS
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import Verdict, judge
 
 if TYPE_CHECKING:
+    from sglang_instrument.analysis.advice.advise import Advice, Advised
     from sglang_instrument.analysis.run.opening import Run
 
 #: Who asks for a verdict does not wait for a longer replay; `advise` makes one of any run.
@@ -33,12 +32,17 @@ def findings_with_changes(run: "Run", verdict: Verdict | None = None) -> list[Fi
     """
     judged = judge(run) if verdict is None else verdict
     causes = {finding.cause for finding in judged.findings}
-    is_short = len(run.digest.requests) <= _MOST_REQUESTS
-    levers = [lever for lever in LEVERS if lever.mends & causes and is_short]
+    if not causes or len(run.digest.requests) > _MOST_REQUESTS:
+        return judged.findings
+    # Takes a third of a second to import: only where a lever may be proposed.
+    from sglang_instrument.analysis.advice.advise import advice_of
+    from sglang_instrument.analysis.advice.levers import LEVERS
+
+    levers = [lever for lever in LEVERS if lever.mends & causes]
     return with_changes(judged.findings, advice_of(run, judged, levers, _MOST_CALLS) if levers else None)
 
 
-def with_changes(findings: list[Finding], advice: Advice | None) -> list[Finding]:
+def with_changes(findings: list[Finding], advice: "Advice | None") -> list[Finding]:
     """Return findings, each with the change that answers it.
 
     Args:
@@ -69,7 +73,7 @@ def change_words(change: dict[str, Any]) -> str:
     return f"{of_setting} saves {change['saves_sec']:.3g} s a step ({interval})"
 
 
-def _change_for(finding: Finding, levers: Sequence[Advised]) -> dict[str, Any] | None:
+def _change_for(finding: Finding, levers: Sequence["Advised"]) -> dict[str, Any] | None:
     """Return the change of the first lever that answers a finding; levers are in order of what they save."""
     advised = next((advised for advised in levers if _answers(advised, finding)), None)
     if advised is None:
@@ -85,7 +89,7 @@ def _change_for(finding: Finding, levers: Sequence[Advised]) -> dict[str, Any] |
     }
 
 
-def _answers(advised: Advised, finding: Finding) -> bool:
+def _answers(advised: "Advised", finding: Finding) -> bool:
     """Return whether a lever answers the cause of a finding and, where it concerns one event, that event."""
     if finding.cause not in advised.lever.mends:
         return False

@@ -13,6 +13,8 @@ _MOST_VARINT_BYTES: Final = 10
 _DEEPEST: Final = 16  # structs and lists in each other; those of Parquet have nine levels
 _LONG_LIST: Final = 15
 
+_NOTHING: Final[Mapping[int, Any]] = {}
+
 #: Which fields to read, by number: None for a number; fields of a struct, or of each struct of a list.
 Wanted = Mapping[int, Any]
 
@@ -37,35 +39,37 @@ class CompactReader:
             ValueError: They are no struct.
         """
         fields: dict[int, Any] = {}
-        number = 0
-        while kind_and_step := self._byte():
+        data, number = self._data, 0
+        while kind_and_step := data[self.position]:
+            self.position += 1
             step, kind = kind_and_step >> 4, kind_and_step & 15
             number = number + step if step else self._integer()
             if kind in _INTEGERS:  # most fields
                 value = self._integer()
             else:
-                value = self._value(kind, wanted.get(number) or {}, depth, in_list=False)
+                value = self._value(kind, wanted.get(number) or _NOTHING, depth, in_list=False)
             if number in wanted:
                 fields[number] = value
+        self.position += 1
         return fields
 
     def _value(self, kind: int, wanted: Wanted, depth: int, *, in_list: bool) -> Any:
         if depth > _DEEPEST:
             raise ValueError("structs or lists are nested too deep")
-        if kind in (_TRUE, _FALSE):
-            return bool(self._byte() if in_list else kind == _TRUE)
-        if kind == _BYTE:
-            return self._byte()
-        if kind in _INTEGERS:
-            return self._integer()
-        if kind == _DOUBLE:
-            return self._skip(8)
+        if kind == _STRUCT:
+            return self.struct(wanted, depth + 1)
         if kind == _BINARY:
             return self._skip(self._varint())
         if kind in (_LIST, _SET):
             return self._list(wanted, depth)
-        if kind == _STRUCT:
-            return self.struct(wanted, depth + 1)
+        if kind in _INTEGERS:
+            return self._integer()
+        if kind in (_TRUE, _FALSE):
+            return bool(self._byte() if in_list else kind == _TRUE)
+        if kind == _BYTE:
+            return self._byte()
+        if kind == _DOUBLE:
+            return self._skip(8)
         raise ValueError(f"a field has the unknown type {kind}")
 
     def _list(self, wanted: Wanted, depth: int) -> list[Any]:
@@ -82,16 +86,17 @@ class CompactReader:
         return (number >> 1) ^ -(number & 1)
 
     def _varint(self) -> int:
-        number = self._byte()
-        if number < 128:
-            return number
-        number &= 127
-        for place in range(1, _MOST_VARINT_BYTES):
-            byte = self._byte()
-            number |= (byte & 127) << 7 * place
-            if byte < 128:
-                return number
-        raise ValueError("a number is too long")
+        data, position = self._data, self.position
+        number = data[position] & 127
+        place = 7
+        while data[position] > 127:
+            position += 1
+            if place == 7 * _MOST_VARINT_BYTES:
+                raise ValueError("a number is too long")
+            number |= (data[position] & 127) << place
+            place += 7
+        self.position = position + 1
+        return number
 
     def _skip(self, size: int) -> int:
         """Pass over some bytes; return how many."""

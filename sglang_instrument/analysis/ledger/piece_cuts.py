@@ -53,12 +53,14 @@ def engine_apart(path: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_segment(pieces: pl.DataFrame, barriers: pl.DataFrame) -> pl.DataFrame:
-    """Count for each piece the barriers that its worker has already passed."""
-    exits = barriers.select(*STEP_OF_WORKER, from_us="exit_us", left=pl.lit(1))
-    both = pl.concat([pieces.with_columns(left=pl.lit(0)), exits], how="diagonal_relaxed")
-    both = both.sort(*STEP_OF_WORKER, "from_us", "left", descending=[False] * 4 + [True])
-    both = both.with_columns(segment=pl.col("left").cast(pl.Int64).cum_sum().over(STEP_OF_WORKER))
-    return both.filter(pl.col("left") == 0)
+    """Count for each piece, by worker and time, the barriers that its worker has already passed."""
+    exits = barriers.select(*STEP_OF_WORKER, from_us="exit_us").sort(*STEP_OF_WORKER, "from_us")
+    passed = pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(STEP_OF_WORKER)
+    ordered = pieces.sort(*STEP_OF_WORKER, "from_us")
+    cut = ordered.join_asof(
+        exits.with_columns(segment=passed), on="from_us", by=STEP_OF_WORKER, check_sortedness=False
+    )
+    return cut.with_columns(pl.col("segment").fill_null(0))
 
 
 def microseconds(column: str) -> pl.Expr:

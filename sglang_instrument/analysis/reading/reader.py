@@ -109,7 +109,8 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
         events = set(names)
         buffer.look_for_requests(lines, events)
         tracked |= TRACKED & events
-        tracked |= _keys_in(lines, tracked)
+        if _COMMON in chunk:
+            tracked |= _keys_in(lines, tracked)
         begun = 0
         for number in _where(names, _KEPT_WITH_FILE & events):
             line = lines[number]
@@ -148,7 +149,7 @@ def _keys_in(lines: Sequence[Line], known: set[str]) -> set[str]:
     if not (new := _KEYS.keys() - known):
         return set()
     extras = b"\n".join([line.extra for line in lines])
-    return {key for key in new if _KEYS[key] in extras} if _COMMON in extras else set()
+    return {key for key in new if _KEYS[key] in extras}
 
 
 def _where(names: Sequence[str], events: Collection[str]) -> list[int]:

@@ -20,7 +20,7 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest, fitted_table, with_texts
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
-from sglang_instrument.analysis.digests.parquet import read_table, save_parquet
+from sglang_instrument.analysis.digests.parquet import read_table, read_tables, save_parquet
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.regular_files import read_regular
 from sglang_instrument.safe_files.folder import SafeFolder, is_draft
@@ -289,8 +289,11 @@ def read_part(home: SafeFolder, part: Part) -> tuple[list[File], Digest]:
         DAMAGED: It cannot be read, or is not as the index says.
     """
     stored, folder = _read_files(home, part), home.path / PARTS / part.name
-    tables = {name: pl.DataFrame(schema=schema) for name, schema in SCHEMAS.items()}
-    tables |= {name: read_table(folder / f"{name}.parquet") for name in stored.tables if name in SCHEMAS}
+    names = [name for name in stored.tables if name in SCHEMAS]
+    read = dict(zip(names, read_tables([folder / f"{name}.parquet" for name in names]), strict=True))
+    tables = {
+        name: read[name] if name in read else pl.DataFrame(schema=schema) for name, schema in SCHEMAS.items()
+    }
     if any(_in_texts(table.schema) != _in_texts(SCHEMAS[name]) for name, table in tables.items()):
         raise ValueError(f"the tables of {folder} have other columns")
     return stored.files, Digest(**{name: _fitting(table, SCHEMAS[name]) for name, table in tables.items()})

@@ -12,7 +12,6 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_speed
-from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
 from sglang_instrument.analysis.reading.last_open import UNENDED
 
 KINDS: Final = ("engine", "tool", "interaction", "reward")
@@ -77,8 +76,6 @@ def less_time(calls: pl.DataFrame, explained: Sequence[pl.DataFrame]) -> pl.Data
 
 def _engine(digest: Digest) -> pl.DataFrame:
     calls = fit_speed(engine_calls(digest)).calls
-    begun = digest.steps.group_by(STEP_OF_WORKER).agg(begun_us=pl.col("start_us").min())
-    calls = calls.join(begun, on=STEP_OF_WORKER, maintain_order="left")
     times_us = [
         (pl.col("begun_us") + (pl.col(f"{end}_sec") * 1e6).cast(pl.Int64)).alias(f"{end}_us")
         for end in ("start", "end")

@@ -18,11 +18,19 @@ class Work(NamedTuple):
 
     Attributes:
         timed: As `timed_calls` returns them.
+        medians: `worker_medians` of them.
         effects: What most workers of a step share.
     """
 
     timed: pl.DataFrame
+    medians: pl.DataFrame
     effects: Effects
+
+    @classmethod
+    def of(cls, timed: pl.DataFrame, order: pl.DataFrame) -> "Work":
+        """Return the work of some calls; `order` has the steps in the order of time."""
+        medians = worker_medians(timed)
+        return cls(timed, medians, step_effects(medians, order, WORK_LIMITS))
 
 
 def work_of(calls: pl.DataFrame, order: pl.DataFrame) -> dict[str, Work]:
@@ -33,11 +41,7 @@ def work_of(calls: pl.DataFrame, order: pl.DataFrame) -> dict[str, Work]:
         order: The steps in the order of time.
     """
     kinds = {kind: timed_calls(calls, kind) for kind in KINDS}
-    return {
-        kind: Work(timed, step_effects(worker_medians(timed), order, WORK_LIMITS))
-        for kind, timed in kinds.items()
-        if not timed.is_empty()
-    }
+    return {kind: Work.of(timed, order) for kind, timed in kinds.items() if not timed.is_empty()}
 
 
 def timed_calls(calls: pl.DataFrame, kind: str) -> pl.DataFrame:

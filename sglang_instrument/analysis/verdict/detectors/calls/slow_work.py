@@ -88,8 +88,8 @@ def find_slow_work(evidence: Evidence) -> Findings:
 
 
 def _of_kind(evidence: Evidence, kind: str, work: Work) -> Iterator[Explained]:
-    timed, effects = work
-    fillers = _fillers(timed, effects.slow) if kind in _SHARED else pl.DataFrame()
+    timed, effects = work.timed, work.effects
+    fillers = _fillers(work, effects.slow) if kind in _SHARED else pl.DataFrame()
     filled = list(_slow_steps_by_worker(evidence, kind, timed, fillers))
     rest = effects.slow
     if filled:
@@ -97,23 +97,26 @@ def _of_kind(evidence: Evidence, kind: str, work: Work) -> Iterator[Explained]:
         rest = rest.join(named, on=STEP, how="anti")
     of_steps = [*filled, *_slow_steps(evidence, kind, timed, rest)]
     yield from of_steps
-    unexplained = less_time(timed, [answer.calls for answer in of_steps]) if of_steps else timed
-    yield from _slow_workers(evidence, kind, timed_calls(unexplained, kind) if of_steps else timed)
+    medians = work.medians
+    if of_steps:
+        timed = timed_calls(less_time(timed, [answer.calls for answer in of_steps]), kind)
+        medians = worker_medians(timed)
+    yield from _slow_workers(evidence, kind, timed, medians)
 
 
-def _fillers(timed: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+def _fillers(work: Work, slow: pl.DataFrame) -> pl.DataFrame:
     """Return for slow steps the worker that was slower than the others by far more than all of them were.
 
     Returns:
         step, validate, worker; `excess` above the others, `shared_excess` of all of them above the usual.
     """
-    groups = worker_medians(timed)
-    workers = slow_workers(groups, WORK_LIMITS)
+    workers = slow_workers(work.medians, WORK_LIMITS)
     shared = slow.select(*STEP, shared_excess="excess")
     far = workers.join(shared, on=STEP).filter(pl.col("excess") > _FAR_MORE * pl.col("shared_excess"))
     if far.is_empty():
         return far
-    far = far.join(_not_by_chance(timed, groups, workers).select(STEP_OF_WORKER), on=STEP_OF_WORKER)
+    unlikely = _not_by_chance(work.timed, work.medians, workers)
+    far = far.join(unlikely.select(STEP_OF_WORKER), on=STEP_OF_WORKER)
     return far.sort("excess", "worker", descending=[True, False]).unique(STEP, keep="first").sort(STEP)
 
 
@@ -163,12 +166,13 @@ def _slow_steps(
         yield Explained(finding, of_step[row["step"], row["validate"]])
 
 
-def _slow_workers(evidence: Evidence, kind: str, timed: pl.DataFrame) -> Iterator[Explained]:
-    groups = worker_medians(timed)
-    slow = slow_workers(groups, WORK_LIMITS)
+def _slow_workers(
+    evidence: Evidence, kind: str, timed: pl.DataFrame, medians: pl.DataFrame
+) -> Iterator[Explained]:
+    slow = slow_workers(medians, WORK_LIMITS)
     if kind == "engine":
         slow = slow.filter(~pl.col("worker").is_in(_behind_logged_servers(evidence)))
-    slow = _not_by_chance(timed, groups, slow)
+    slow = _not_by_chance(timed, medians, slow)
     if slow.is_empty():
         return
     calls = excess_of(timed.join(slow.select(*STEP_OF_WORKER, "excess"), on=STEP_OF_WORKER))
