@@ -195,7 +195,7 @@ class Paths:
 
     def _pieces_of(self, path: pl.DataFrame) -> pl.DataFrame:
         steps = self.aligned.drop("launch").rename({"start_us": "begin_us", "end_us": "stop_us"})
-        path = with_texts(path).join(steps, on=STEP_OF_WORKER, maintain_order="left")
+        path = with_texts(path.drop("role", "turn")).join(steps, on=STEP_OF_WORKER, maintain_order="left")
         ahead = pl.col("ahead_us")
         path = path.select(
             *STEP_OF_WORKER,

@@ -221,6 +221,7 @@ class Evidence:
         Args:
             explained: Each with the columns row and `excess_sec` of `calls`.
         """
+        explained = [calls for calls in explained if len(calls)]
         if not explained:
             return self
         rest = copy(self)  # with all that is known already
@@ -278,7 +279,8 @@ class Evidence:
         """
         if excess.is_empty():  # as in most runs
             return excess.select(*STEP_OF_WORKER, "excess_sec")
-        ends = uncut(self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi"))
+        in_steps = pl.col("step").is_in(excess["step"].unique().implode())  # mostly one of many
+        ends = uncut(self.digest.requests.filter(in_steps).join(excess, on=STEP_OF_WORKER, how="semi"))
         by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
         ends = ends.select(*STEP_OF_WORKER, "request_id", "start_us", "end_us").join(
             by_request, on=[*STEP_OF_WORKER, "request_id"], how="left"

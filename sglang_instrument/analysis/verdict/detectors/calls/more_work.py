@@ -78,6 +78,8 @@ def _more_turns(evidence: Evidence) -> Iterator[Finding]:
 
 def _long_prompts(evidence: Evidence) -> Iterator[Explained]:
     calls = evidence.served.filter((pl.col("number") == 0) & (pl.col("prompt_tokens") > 0))
+    if calls.is_empty():  # as in runs whose engines do not log
+        return
     request = [*STEP_OF_WORKER, "request_id"]
     groups = evidence.digest.requests.select(*request, "group").unique(request)
     calls = calls.join(groups, on=request, how="left", maintain_order="left")

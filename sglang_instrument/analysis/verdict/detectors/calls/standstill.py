@@ -182,9 +182,9 @@ def _spread(values: pl.Series) -> float:
 def _chance(part: pl.DataFrame, others: pl.DataFrame) -> float:
     """Return the probability that so many calls are slow, if they are as other calls of that length."""
     gap_sec = part["gap_sec"][0]
-    long = others.filter(pl.col("sec") >= gap_sec)
-    slow = pl.col("over_sec") >= _OF_THE_GAP * gap_sec
-    share = (int(long.select(slow.sum()).item()) + 1) / (len(long) + _FEW_OTHERS)
+    slow, long = pl.col("over_sec") >= _OF_THE_GAP * gap_sec, pl.col("sec") >= gap_sec
+    slow_calls, long_calls = others.select((slow & long).sum(), long.sum().alias("long")).row(0)
+    share = (slow_calls + 1) / (long_calls + _FEW_OTHERS)
     return chance_of_so_many(int(part.select(slow.sum()).item()), len(part), share)
 
 
