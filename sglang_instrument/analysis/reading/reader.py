@@ -109,8 +109,7 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
         events = set(names)
         buffer.look_for_requests(lines, events)
         tracked |= TRACKED & events
-        if _COMMON in chunk:
-            tracked |= _keys_in(lines, tracked)
+        tracked |= _keys_in(lines, tracked)
         begun = 0
         for number in _where(names, _KEPT_WITH_FILE & events):
             line = lines[number]
@@ -149,7 +148,7 @@ def _keys_in(lines: Sequence[Line], known: set[str]) -> set[str]:
     if not (new := _KEYS.keys() - known):
         return set()
     extras = b"\n".join([line.extra for line in lines])
-    return {key for key in new if _KEYS[key] in extras}
+    return {key for key in new if _KEYS[key] in extras} if _COMMON in extras else set()
 
 
 def _where(names: Sequence[str], events: Collection[str]) -> list[int]:
