@@ -120,7 +120,8 @@ def _finished(steps: pl.DataFrame, digest: Digest, workers: pl.DataFrame, key: l
 
 def _request_columns(digest: Digest, workers: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     begun = workers.select(*STEP_OF_WORKER, begun_us="start_us")
-    requests = digest.requests.join(begun, on=STEP_OF_WORKER)
+    requests = digest.requests.select(*STEP_OF_WORKER, "end_us", "duration_sec", "response_tokens")
+    requests = requests.join(begun, on=STEP_OF_WORKER)
     done = (pl.col("end_us") - pl.col("begun_us")) / 1e6
     by_80_percent = done.filter(done.rank("ordinal") * 5 >= pl.len() * 4).min()
     duration = pl.col("duration_sec")

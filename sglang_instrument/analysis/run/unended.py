@@ -94,6 +94,8 @@ def _last_report_us(file: File, run_id: str | None) -> int | None:
 def _with_open_requests(digest: Digest, is_open: pl.DataFrame) -> pl.DataFrame:
     """Add the requests of which an unclosed step has turns, and nothing else."""
     requests = digest.requests
+    if is_open.is_empty():  # as in runs that are over
+        return requests
     turns = digest.turns.join(is_open, on="source").join(requests, on=_STEP_OF_REQUEST, how="anti")
     rows = (
         turns.filter(pl.col("request_id").is_not_null())
