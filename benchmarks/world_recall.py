@@ -322,10 +322,14 @@ def _rate(results: Sequence[WorldResult]) -> float:
 def print_wrong(results: Sequence[WorldResult], console: Console) -> None:
     """Print what was found where it was wrong."""
     for result in results:
-        if result.is_first or (result.costs and min(result.costs) < TENTH):
+        if (result.is_first and all(result.named)) or (result.costs and min(result.costs) < TENTH):
             continue
         costs = " ".join(f"{cost:.0%}" for cost in result.costs)
-        names = " + ".join(f"{name} ({size})" for name, size in result.job.faults)
+        named = result.named or (True,) * len(result.job.faults)
+        names = " + ".join(
+            f"{name} ({size}){'' if right else ' NOT NAMED'}"
+            for (name, size), right in zip(result.job.faults, named, strict=True)
+        )
         console.print(
             f"{result.job.family} {result.job.seed} {names} {costs}: {result.findings[:4]}", soft_wrap=True
         )

@@ -242,7 +242,7 @@ def _always_slow(peers: pl.DataFrame, limits: Limits) -> pl.DataFrame:
     always = (_beyond(excess, spread) & ((excess > 0).mean() >= _MOST_STEPS)).over(of_worker)
     # From a step on to the end: in each of these steps, so that nothing is chosen but the first of them.
     to_the_end = (excess > apart).cast(pl.Int8).cum_min(reverse=True).over(of_worker) > 0
-    last = known.filter(to_the_end).filter(pl.len().over(of_worker) >= FEWEST_STEPS)
+    last = known.filter(to_the_end).filter(pl.len().over(of_worker) >= _FEWEST_OF_A_SIDE)
     last = last.filter(_beyond(excess, spread).over(of_worker))
     slow = known.filter(always & (excess > apart))
     return pl.concat([slow, last.join(slow, on=[*STEP, "worker"], how="anti")]).select(peers.columns)
