@@ -55,15 +55,18 @@ def _is_work_of_trainer(spans: pl.DataFrame) -> pl.Series:
     """Return which spans are phases of a trainer in which it does not wait for its rollout."""
     events = spans["event"].cast(pl.Categorical)
     names = [event for event in events.unique().cast(pl.String).drop_nulls() if event.startswith(_TRAINER)]
-    return events.is_in([event for event in names if kind_of(event).phase not in ("generate", "step")])
+    works: pl.Series = events.is_in(
+        [event for event in names if kind_of(event).phase not in ("generate", "step")]
+    )
+    return works
 
 
 def _waited_for(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
     """Return the clipped children that their parents may have waited for: span, parent, from_us, to_us.
 
     A parent cannot have waited for a child in another lane that outlives it. The nearest span above that ends
-    later may have: tasks outlive the span that started them, and the step waits. Nor does a phase of a trainer
-    wait for a rollout in another lane, which makes the next batch meanwhile.
+    later may have: tasks outlive the span that started them, and the step waits. Nor does a phase of a
+    trainer wait for a rollout in another lane, which makes the next batch meanwhile.
     """
     ends, names = spans["end_us"], ("span", "parent", "from_us", "to_us")
     is_rollout, works = _is_event(spans, ROLLOUT) & spans["concurrent"], _is_work_of_trainer(spans)

@@ -1,4 +1,4 @@
-"""A step is out of the ordinary only beside all others, not beside those that happen to lie close together."""
+"""A step is out of the ordinary beside all others, not beside those that happen to lie close together."""
 
 import polars as pl
 

@@ -105,7 +105,7 @@ def served_calls(run: Run, digest: Digest) -> ServedCalls | None:
 
 
 def _go_to_fewest(calls: pl.DataFrame) -> bool:
-    """Return whether nearly every call went to a server with the fewest calls in flight, by a router's choice."""
+    """Return whether a router sent nearly every call to a server with the fewest calls in flight."""
     if calls.group_by("worker").agg(pl.col("server").n_unique())["server"].max() == 1:
         return False  # each worker has an engine
     right = 0

@@ -77,7 +77,7 @@ def _by_barriers(evidence: Evidence) -> Iterator[Finding]:
         lost_sec: Any = lost["lost_sec"].mean() or 0.0
         if not evidence.worth(lost).is_empty() and lost_sec > LEAST_SEC:
             late_sec = float(mine["late_sec"].median() or 0.0)  # type: ignore[arg-type]  # a float
-            yield _finding(int(worker), late_sec, float(lost_sec), len(mine), "barriers")  # type: ignore[call-overload]
+            yield _finding(int(worker), late_sec, float(lost_sec), len(mine), "barriers")
 
 
 def _denied(run: Run, aligned: pl.DataFrame) -> pl.DataFrame:

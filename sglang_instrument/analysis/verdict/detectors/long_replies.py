@@ -29,14 +29,14 @@ from sglang_instrument.analysis.verdict.evidence.effects import (
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.shorter_reply import saved_by_cut
 
 LONG_REPLIES: Final = NamedCause(
     "long-replies",
     "step, worker, request, run",
-    "replies were at least 1.3 times as long as usual in a whole step, or in all from one on, or of a worker "
-    "in a step, or one reply "
-    "was longer than chance explains, or steps took 1.3 times the median one because some replies were long "
-    'by chance (`"drawn": true` in the evidence; that is said of the run)',
+    "replies were at least 1.3 times as long as usual in a whole step, in all from one on, or of a worker in "
+    "a step, or one was longer than chance explains, or steps took 1.3 times the median one because some "
+    'replies were long by chance (`"drawn": true` in the evidence; that is said of the run)',
     "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
 )
 _LIMITS: Final = Limits(times=1.3, spread=0.03)
@@ -189,15 +189,25 @@ def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     others = tail_of(requests.sort("tokens").head(len(requests) - 1)["tokens"])
     if chance_beyond(others, row["tokens"]) > _CHANCE:
         return
-    lost_sec = _saved(evidence, requests, row, others[0])
-    if evidence.worth(pl.DataFrame([{**{key: row[key] for key in STEP}, "lost_sec": lost_sec}])).is_empty():
-        return
+    lost_sec = saved_by_cut(evidence, requests, row, others[0])
+    outcome = f"{seconds(lost_sec)} lost"
+    if not _is_worth(evidence, row, lost_sec):
+        # Behind a request that something else made longer: its own time is told, and no loss.
+        if not _is_worth(evidence, row, (row["sec"] or 0.0) * (1 - others[0] / row["tokens"])):
+            return
+        lost_sec, outcome = 0.0, "other requests took even longer"
     sentence = (
         f"{where(row)} wrote one reply of {row['tokens']:,.0f} tokens, the next longest of the run has "
-        f"{others[0]:,.0f} (request {row['request_id']}); {seconds(lost_sec)} lost"
+        f"{others[0]:,.0f} (request {row['request_id']}); {outcome}"
     )
     numbers = {"tokens": row["tokens"], "next_tokens": others[0]}
     yield _finding("request", row, lost_sec, sentence, numbers)
+
+
+def _is_worth(evidence: Evidence, row: dict[str, Any], sec: float) -> bool:
+    """Return whether seconds are worth a finding in the step of a row."""
+    lost = pl.DataFrame([{**{key: row[key] for key in STEP}, "lost_sec": sec}])
+    return not evidence.worth(lost).is_empty()
 
 
 def _long_draws(evidence: Evidence, requests: pl.DataFrame) -> list[dict[str, Any]]:
@@ -304,30 +314,6 @@ def _shifted_finding(row: dict[str, Any], times: float) -> Finding:
         f"{seconds(row['step_sec'])} more"
     )
     return _finding("step", place, row["step_sec"], sentence, {"times": times})
-
-
-def _saved(evidence: Evidence, requests: pl.DataFrame, row: dict[str, Any], tokens: float) -> float:
-    """Return how much sooner the step would have ended with one reply cut to so many tokens."""
-    mine = requests.filter(*(pl.col(name) == row[name] for name in (*STEP_OF_WORKER, "request_id")))
-    cut = max(0.0, 1 - tokens / row["tokens"])
-    lost = evidence.lost_in_requests(mine.with_columns(excess_sec=pl.col("sec") * cut))
-    return max(float(lost["lost_sec"].sum()), _drained_for(evidence, row, cut))
-
-
-def _drained_for(evidence: Evidence, row: dict[str, Any], cut: float) -> float:
-    """Return for how long updates of the weights waited for what a cut would have saved of a call."""
-    updates = evidence.update_windows
-    calls = evidence.calls.filter(*(pl.col(name) == row[name] for name in (*STEP_OF_WORKER, "request_id")))
-    calls = calls.filter(kind="engine").sort("sec")
-    if updates.is_empty() or calls.is_empty():
-        return 0.0
-    longest = calls.row(-1, named=True)
-    begin_us = longest["end_us"] - round(longest["sec"] * cut * 1e6)
-    during = pl.min_horizontal("to_us", pl.lit(longest["end_us"])) - pl.max_horizontal(
-        "from_us", pl.lit(begin_us)
-    )
-    waited: Any = updates.select((during / 1e6).max()).item()
-    return max(0.0, float(waited or 0.0))
 
 
 def _finding(

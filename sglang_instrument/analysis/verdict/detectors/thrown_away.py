@@ -97,7 +97,7 @@ def _judged_groups(evidence: Evidence) -> pl.DataFrame:
 
 
 def _from_a_step_on(steps: pl.DataFrame) -> Finding | None:
-    """Return a finding if more groups are filtered in all steps from one on, not in the worst of them alone."""
+    """Return a finding if more groups are filtered from a step on, not in the worst of these alone."""
     best: tuple[float, int, float] | None = None
     for first in range(_FEWEST_OF_A_SIDE, len(steps) - _FEWEST_OF_A_SIDE + 1):
         before, after = steps.head(first), steps.tail(-first)

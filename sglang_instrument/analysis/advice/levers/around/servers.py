@@ -16,7 +16,7 @@ def servers(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield one server more, where both sides work at once and the rollout is the slower one.
 
     Where they take turns, more servers are money, no better setting: `loop --replicas` tells what they buy.
-    Where the caches are full, a replay does not tell: it knows no retractions, and no room that is waited for.
+    Where the caches are full, a replay does not tell: it knows no retractions, and no waits for room.
     """
     playback = grounds.playback
     waits = grounds.mean["trainer_waits_share"]

@@ -72,7 +72,8 @@ def find_servers_in_turn(evidence: Evidence) -> Findings:
     of = calls["server"].n_unique()
     sentence = (
         f"in {len(queues)} of {len(evidence.windows)} steps, calls queued {seconds(mean_sec)} at one of {of} "
-        f"servers while the others had room, at {len(servers)} of them in turn; {seconds(lost_sec)} lost a step"
+        f"servers while the others had room, at {len(servers)} of them in turn; {seconds(lost_sec)} lost "
+        "a step"
     )
     numbers = {"steps": len(queues), "servers": of, "mean_sec": mean_sec, "by_server": dict(servers)}
     finding = Finding(SERVERS_IN_TURN.name, "run", lost_sec, sentence, event="queue", evidence=numbers)

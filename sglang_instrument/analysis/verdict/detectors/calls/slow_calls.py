@@ -64,7 +64,7 @@ def find_slow_calls(evidence: Evidence) -> Findings:
 
 
 def _of_tools_by_name(evidence: Evidence, answers: list[Explained]) -> list[Explained]:
-    """Return the answers about tools by their names: beside slow tools, a long call of a fast one looks usual."""
+    """Return the answers about tools by name: beside slow tools, a long call of a fast one looks usual."""
     suspects = answers or list(_of_kind(evidence, "tool", _SUSPECT))
     named = evidence.with_tools_by_name(steps_of(suspects)) if suspects else evidence
     return answers if named is evidence else list(_of_kind(named, "tool", _SECOND_LOOK if answers else 1.0))

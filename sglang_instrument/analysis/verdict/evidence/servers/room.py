@@ -1,7 +1,7 @@
 """Tell whether a server with a queue has less room than the others, or merely got more to do.
 
-The physical fact: a server that runs as many calls, or holds as many tokens, as the others can has no limit of
-its own. Near its capacity, a little more work is a long queue.
+The physical fact: a server that runs as many calls, or holds as many tokens, as the others can has no limit
+of its own. Near its capacity, a little more work is a long queue.
 """
 
 from typing import Any, Final, NamedTuple

@@ -80,7 +80,7 @@ def server_parts(evidence: Evidence) -> pl.DataFrame:
 
 
 def _but_blocked_loops(calls: pl.DataFrame, blocks: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls with `network_sec` less the time in which the event loop of their caller was blocked."""
+    """Return the calls with `network_sec` less the time in which their caller's event loop was blocked."""
     blocks = blocks.filter(role="worker")
     if blocks.is_empty():
         return calls

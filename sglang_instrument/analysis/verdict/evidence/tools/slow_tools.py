@@ -183,7 +183,7 @@ def _some_slow(mine: pl.DataFrame, others: pl.DataFrame, tool: str, tries: int) 
         return None
     if chance_of_so_many(len(beyond), len(mine), 1 / (len(others) + 1)) * tries >= _CHANCE_OF_SOME:
         return None
-    if not _are_several(mine, beyond):
+    if not _is_shared(mine, beyond):
         return None
     middle = float(beyond["sec"].median())  # type: ignore[arg-type]  # of floats
     words = f"{step_name(*_place(mine))}: {len(beyond)} of {len(mine)} turns with {tool} took "
