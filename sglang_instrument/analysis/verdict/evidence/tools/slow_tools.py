@@ -111,8 +111,9 @@ def _is_shared(turns: pl.DataFrame, slow: pl.DataFrame) -> bool:
 
 
 def _are_several(turns: pl.DataFrame, slow: pl.DataFrame) -> bool:
-    """Return whether several workers have slow ones, or there is but one; else that one is at fault."""
-    return slow["worker"].n_unique() > 1 or turns["worker"].n_unique() == 1
+    """Return whether several workers have slow ones among others; else those that have them are at fault."""
+    of_these = turns.join(slow, on="worker", how="semi")
+    return _is_shared(turns, slow) or (slow["worker"].n_unique() > 1 and 2 * len(slow) <= len(of_these))
 
 
 def _timed_out(mine: pl.DataFrame, of: int) -> _Slow:
