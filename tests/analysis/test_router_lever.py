@@ -6,18 +6,23 @@ import polars as pl
 import pytest
 
 from sglang_instrument.analysis.advice.evidence.names import NamedSetting
-from sglang_instrument.analysis.advice.levers.engine.engine_settings import router_policy
+from sglang_instrument.analysis.advice.levers.engine.router_policy import router_policy
 
 OF_RANKS = NamedSetting("load_balance_method", "round_robin", "")
 OF_ROUTER = NamedSetting("router_policy", "cache_aware", "")
 
 
 def proposed(calls, setting=OF_ROUTER):
-    """Return what the lever proposes for (worker, server) of calls, each of which queues half of its time."""
+    """Return what the lever proposes for (worker, server) or (worker, server, step) of calls.
+
+    Each queues half of its time.
+    """
     rows = [
-        {"worker": worker, "server": server, "queue_sec": 1.0, "call_sec": 2.0} for worker, server in calls
+        {"worker": worker, "server": server, "step": sum(step), "queue_sec": 1.0, "call_sec": 2.0}
+        for worker, server, *step in calls
     ]
-    schema = {"worker": pl.Int64, "server": pl.String, "queue_sec": pl.Float64, "call_sec": pl.Float64}
+    schema = {"worker": pl.Int64, "server": pl.String, "step": pl.Int64}
+    schema |= {"queue_sec": pl.Float64, "call_sec": pl.Float64}
     grounds = SimpleNamespace(
         calls=pl.DataFrame(rows, schema=schema), mean={"rollout_sec": 10.0}, setting=lambda _: setting
     )
@@ -43,6 +48,16 @@ def test_a_server_with_all_the_load_is_named(idle):
 )
 def test_elsewhere_nothing_is_routed_badly(calls):
     assert proposed(calls) == []
+
+
+def test_servers_that_have_the_load_in_turn_are_named_for_the_router():
+    in_turn = [(worker, "abc"[step % 3], step) for step in range(6) for worker in (0, 1)]
+    [proposal] = proposed(in_turn)
+    assert proposal.rests_on.startswith("in 6 of 6 steps, one of 3 servers has 3.0 times the mean load")
+    assert proposal.proposed.startswith("least_load")
+    assert (
+        proposed([(worker, server, step) for step in range(6) for worker in (0, 1) for server in "abc"]) == []
+    )
 
 
 def test_what_spreads_calls_over_ranks_is_not_the_router_before_servers():

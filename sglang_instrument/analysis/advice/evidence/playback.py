@@ -82,7 +82,7 @@ class Playback:
         """Return the seconds that each steady step which is replayed saves; a loss is negative."""
         rows = []
         for place in self._members:
-            was, will = self._was[place], self._ends(place, change)
+            was, will = self._before(place, change), self._ends(place, change)
             outside_sec = change.outside_sec.get(place[0], 0.0)
             took = [sum(ends) / len(ends) if ends else 0.0 for ends in (was, will)]
             ratio = took[1] / took[0] if took[0] > 0 else 1.0
@@ -95,6 +95,14 @@ class Playback:
         replayed = self._steady(steps).join(ends, on=STEP, how="semi", maintain_order="left")
         saved: list[float] = replayed["saved_sec"].drop_nulls().to_list()
         return saved
+
+    def _before(self, place: _Place, change: Change) -> list[float]:
+        """Return the ends before a change: more servers are compared with as many that are evenly busy."""
+        calls = self._at_servers
+        if calls is None or not change.servers or calls.to_fewest:
+            return self._was[place]
+        evenly = calls._replace(to_fewest=True)
+        return self._at_recorded_servers(evenly, place, Change(), self._unchanged[place])
 
     def cut(self, change: Change) -> tuple[float, list[float]]:
         """Return the share of the requests that a change ends early, and their recorded rewards."""
