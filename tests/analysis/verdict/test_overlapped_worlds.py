@@ -10,7 +10,7 @@ from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing.world.faults import FAULTS
 from sglang_instrument.testing.world.faults.fault import WorldFault
 from sglang_instrument.testing.world.play import play, walls, write_world
-from sglang_instrument.testing.world.rollout.shape import ASYNCHRONOUS, DRAINED, ONE_OFF, draw_shape
+from sglang_instrument.testing.world.rollout.shape import ASYNCHRONOUS, DRAINED, ONE_OFF, ROUTED, draw_shape
 
 
 def found_in(folder, shape, name, size=2):
@@ -85,3 +85,18 @@ def test_groups_are_judged_in_the_step_that_took_them_and_not_in_the_one_that_ma
     first = findings[0]
     assert (first.cause, first.scope) == ("thrown-away", "run")
     assert first.evidence["first_step"] == fault.steps[0]
+
+
+def test_a_cause_behind_another_in_its_step_is_told_without_a_cost_of_its_own(tmp_path):
+    shape = draw_shape(ROUTED, 1300021, hidden=True)
+    names = "replies: longer in a step", "worker: slow preprocessing in a step"
+    for name in names:
+        shape = FAULTS[name].needs(shape)
+    usual = walls(play(shape))
+    faults = [WorldFault(name, FAULTS[name], FAULTS[name].sizes[2], shape, usual) for name in names]
+    write_world(tmp_path, play(shape, faults))
+    first, second = findings_of(open_run(tmp_path, cached=False), over=True)[:2]
+    assert (first.cause, first.step, first.worker) == ("preprocess", faults[1].steps[0], faults[1].worker)
+    assert (second.cause, second.step, second.worker) == ("long-replies", faults[0].steps[0], None)
+    assert (second.lost_sec, second.evidence["hidden_sec"] > 5) == (0.0, True)
+    assert second.sentence.endswith(", behind what took longer")

@@ -6,9 +6,9 @@ from typing import Final
 from sglang_instrument.analysis.advice.evidence.change import Change
 from sglang_instrument.analysis.advice.evidence.grounds import Grounds
 from sglang_instrument.analysis.advice.evidence.lever import ProposedChange, lever
+from sglang_instrument.analysis.advice.levers.engine.kv_cache import kv_cache
 
 _LEAST_WAITING: Final = 0.1  # of the time, for which the trainer waits
-_FULL: Final = 0.7  # of the key-value cache, while requests wait
 
 
 @lever("servers", "simulated", "trainer-waits", model_error=0.1)
@@ -16,13 +16,13 @@ def servers(grounds: Grounds) -> Iterator[ProposedChange]:
     """Yield one server more, where both sides work at once and the rollout is the slower one.
 
     Where they take turns, more servers are money, no better setting: `loop --replicas` tells what they buy.
-    Where the caches are full, a replay does not tell: it knows no retractions, and no waits for room.
+    Where caches lack room, a replay does not tell: it knows no retractions, and no waits for room.
     """
     playback = grounds.playback
     waits = grounds.mean["trainer_waits_share"]
     if playback.shape in (None, "synchronous") or waits is None or waits < _LEAST_WAITING:
         return
-    if (grounds.full_share() or 0.0) > _FULL:
+    if next(kv_cache.propose(grounds), None) is not None:
         return
     number, change = playback.served.servers, Change(servers=1)
     yield ProposedChange(

@@ -13,7 +13,7 @@ _TIMES: Final = (1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
 _FULL: Final = 0.85  # of the cache: with more, no other limit would let more requests run
 _ROOM: Final = 0.9  # of the cache that a proposal may fill
 _ENOUGH: Final = 0.9  # of the most that any limit saves
-_OF_DOUBLING: Final = 0.15  # of the saving: what a replay at twice the requests that ran is off
+_OF_DOUBLING: Final = 0.1  # of the saving: what a replay at twice the requests that ran is off
 
 
 @lever(

@@ -101,7 +101,7 @@ def _unusual(at_limit: pl.DataFrame, turns: pl.DataFrame) -> Iterator[tuple[pl.D
     for _, mine in several.group_by(STEP, maintain_order=True):
         everyone = _of_step(turns, mine)
         chance = chance_of_so_many(len(mine), len(everyone), usual) * len(counts) if usual else 0.0
-        beyond = everyone.filter(pl.col("sec") > (1 + _ALIKE) * mine["sec"].max())
+        beyond = everyone.filter(pl.col("sec") > (1 + _ALIKE) * pl.lit(mine["sec"]).max())
         ends_them = 2 * len(beyond) <= len(mine)  # hardly any takes longer
         if ends_them and chance < _CHANCE and _are_several(everyone, mine):
             yield mine, len(everyone)
