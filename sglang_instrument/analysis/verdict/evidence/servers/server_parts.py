@@ -14,6 +14,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.gaps import loop_blocks
 from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.run.cached_tables import made_once
 from sglang_instrument.analysis.timing.open_spans import integral
 from sglang_instrument.analysis.verdict.evidence.effects import FEWEST_STEPS, SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.servers.held_calls import held_by_updates
@@ -57,7 +58,7 @@ _FEWEST_TOKENS: Final = 8  # of a reply, for its decode to be timed
 
 
 def server_parts(evidence: Evidence) -> pl.DataFrame:
-    """Return the calls of a run with what each part took, and what it usually takes in this run.
+    """Return the calls of a run with what each part took, and what it usually takes in it; computed once.
 
     Returns:
         The columns of `timed_calls`; for each part of `PARTS` `PART_sec`; of two what is usual in this
@@ -66,8 +67,12 @@ def server_parts(evidence: Evidence) -> pl.DataFrame:
         read. Empty where the servers did not log.
     """
     calls = timed_calls(evidence)
-    if calls.is_empty() or calls["server"].n_unique() < 2:
+    if evidence.run is None or calls.is_empty() or calls["server"].n_unique() < 2:
         return pl.DataFrame()
+    return made_once(evidence.run, "server_parts", lambda: _parts_of(evidence, calls))
+
+
+def _parts_of(evidence: Evidence, calls: pl.DataFrame) -> pl.DataFrame:
     network = (pl.col("call_sec") - pl.col("duration_sec")).clip(lower_bound=0.0)
     held = held_by_updates(evidence).select("rid", "held_sec")
     calls = calls.with_columns(network_sec=network)
