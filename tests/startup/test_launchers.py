@@ -30,6 +30,7 @@ for number in (1, 2):
             (meeting / f"{number}-{os.getpid()}").touch()
             while len(list(meeting.glob(f"{number}-*"))) < ranks:
                 time.sleep(0.02)
+    si.flush()  # each has a log before the next step, and ends after it: they write at the same time
 """
 
 
