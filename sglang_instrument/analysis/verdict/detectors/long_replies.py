@@ -182,25 +182,33 @@ def _others_are_usual(requests: pl.DataFrame, of_worker: Finding) -> bool:
 
 
 def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
-    """Yield the longest of these replies, if the others make it unlikely."""
-    row = requests.sort("tokens").row(-1, named=True)
+    """Yield the longest of these replies, if the others make it unlikely: of all, or for its turns."""
     if len(requests) < _FEWEST:
         return
-    others = tail_of(requests.sort("tokens").head(len(requests) - 1)["tokens"])
-    if chance_beyond(others, row["tokens"]) > _CHANCE:
-        return
-    lost_sec = saved_by_cut(evidence, requests, row, others[0])
+    for length in ("tokens", "of_turn"):  # many turns make long replies of another kind
+        row = requests.sort(length, "tokens").row(-1, named=True)
+        others = tail_of(requests.sort(length).head(len(requests) - 1)[length])
+        if chance_beyond(others, row[length]) * 2 <= _CHANCE:
+            kind = "" if length == "tokens" else "for as many turns "
+            yield from _of_longest(evidence, requests, row, others[0] * row["tokens"] / row[length], kind)
+            return
+
+
+def _of_longest(
+    evidence: Evidence, requests: pl.DataFrame, row: dict[str, Any], next_tokens: float, kind: str
+) -> Iterator[Finding]:
+    lost_sec = saved_by_cut(evidence, requests, row, next_tokens)
     outcome = f"{seconds(lost_sec)} lost"
     if not _is_worth(evidence, row, lost_sec):
         # Behind a request that something else made longer: its own time is told, and no loss.
-        if not _is_worth(evidence, row, (row["sec"] or 0.0) * (1 - others[0] / row["tokens"])):
+        if not _is_worth(evidence, row, (row["sec"] or 0.0) * (1 - next_tokens / row["tokens"])):
             return
         lost_sec, outcome = 0.0, "other requests took even longer"
     sentence = (
-        f"{where(row)} wrote one reply of {row['tokens']:,.0f} tokens, the next longest of the run has "
-        f"{others[0]:,.0f} (request {row['request_id']}); {outcome}"
+        f"{where(row)} wrote one reply of {row['tokens']:,.0f} tokens, the next longest of the run {kind}has "
+        f"{next_tokens:,.0f} (request {row['request_id']}); {outcome}"
     )
-    numbers = {"tokens": row["tokens"], "next_tokens": others[0]}
+    numbers = {"tokens": row["tokens"], "next_tokens": next_tokens}
     yield _finding("request", row, lost_sec, sentence, numbers)
 
 
