@@ -32,7 +32,7 @@ from sglang_instrument.demo.show import ensure_model
 
 HERE = Path(__file__).parent
 STEPS, REQUESTS, TOKENS = 6, 12, 256
-STOPPED_SEC = 10.0
+STOPPED_SEC, BEGUN_SEC = 10.0, 0.4
 #: The causes that say what a plant is, and whether its step has to be named.
 RIGHT = {
     "stopped scheduler": ({"standstill", "engine", "slow-server"}, True),
@@ -89,8 +89,9 @@ class FromOutside:
             return
         if self._plant == "stopped scheduler":
             pid = scheduler_pid()
-            os.kill(pid, signal.SIGSTOP)
-            threading.Timer(STOPPED_SEC, os.kill, (pid, signal.SIGCONT)).start()
+            # Its requests have begun by then; before, only the flush of its cache would wait.
+            threading.Timer(BEGUN_SEC, os.kill, (pid, signal.SIGSTOP)).start()
+            threading.Timer(BEGUN_SEC + STOPPED_SEC, os.kill, (pid, signal.SIGCONT)).start()
         elif self._plant == "killed worker":
             threading.Timer(1.0, os.kill, (worker_pid(), signal.SIGKILL)).start()
         elif self._plant == "niced scheduler":
