@@ -224,6 +224,9 @@ def slow_workers(groups: pl.DataFrame, limits: Limits) -> pl.DataFrame:
     peers = peers.with_columns(excess=pl.col("value") - shared)
     spread = robust_spread(off, limits.spread)
     usual = peers.filter(pl.col("excess") > max(SPREADS * spread, math.log(limits.times)))
+    # Beside one that is fast for once, a usual worker is not slow: it must be nearer to its excess than to 0.
+    middle = peers["value"].median() or 0.0
+    usual = usual.filter(2 * (pl.col("value") - middle) > pl.col("excess"))
     return pl.concat([usual, _always_slow(peers, limits).join(usual, on=[*STEP, "worker"], how="anti")])
 
 
