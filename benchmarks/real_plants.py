@@ -93,7 +93,7 @@ class FromOutside:
             threading.Timer(BEGUN_SEC, os.kill, (pid, signal.SIGSTOP)).start()
             threading.Timer(BEGUN_SEC + STOPPED_SEC, os.kill, (pid, signal.SIGCONT)).start()
         elif self._plant == "killed worker":
-            threading.Timer(1.0, os.kill, (worker_pid(), signal.SIGKILL)).start()
+            threading.Timer(BEGUN_SEC, os.kill, (worker_pid(), signal.SIGKILL)).start()
         elif self._plant == "niced scheduler":
             self._crowd(scheduler_pid())
 

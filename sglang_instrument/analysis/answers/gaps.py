@@ -27,6 +27,7 @@ _BLOCK: Final = {
     "in_span": pl.String,
     "culprit": pl.String,
     "cpu_sec": pl.Float64,
+    "thread_cpu_sec": pl.Float64,
 }
 
 
@@ -151,7 +152,7 @@ def loop_blocks(files: Sequence[File]) -> pl.DataFrame:
         role, step, validate, worker; at_us: when the block ended, or was last reported; blocked_sec; still:
         whether its end is unknown; in_span: the open span, if known; culprit: the program's innermost sampled
         frame, else the innermost of all, its path shortened to folder and file; cpu_sec: the CPU time of the
-        process meanwhile, of all its threads.
+        process meanwhile, of all its threads; thread_cpu_sec: of the loop's own.
     """
     rows = [_block(file, block) for file, block in controls_of(files, LOOP_BLOCK)]
     rows += [{**_block(file, block), "still": True} for file, block in still_blocked(files)]
@@ -173,6 +174,7 @@ def _block(file: File, block: Control) -> dict[str, Any]:
         "in_span": block.extra.in_span,
         "culprit": None if frame is None else _frame(frame),
         "cpu_sec": block.extra.cpu_sec,
+        "thread_cpu_sec": block.extra.thread_cpu_sec,
     }
 
 

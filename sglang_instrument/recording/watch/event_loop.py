@@ -51,11 +51,12 @@ class LoopHeartbeat:
         self.last_task_ns = time.perf_counter_ns()
         self._due_ns = 0
         self._looked_ns = self.last_task_ns  # when it was last looked at from outside
-        self._cpu_sec = 0.0  # what the process had used when the beat was armed
+        self._cpu_sec = self._thread_cpu_sec = 0.0  # of the process, of the loop's thread, at the last beat
         self._caller: CodeType | None = None  # calls the loop's callbacks: asyncio's, or uvloop's caller
         self._seen_running = False  # seen from outside, since the last beat
         self._seen_stopped = False
         self._samples: _Samples = {}  # a beat replaces it: the encoder's thread may read it meanwhile
+        self._late_samples: _Samples = {}  # seen when this thread could run again after a time without
         self._next_report_sec = _STILL_SEC
         self._blocked_span: dict[str, Any] = {}
         self._arm()
@@ -78,10 +79,11 @@ class LoopHeartbeat:
             return False
         self._seen_running = True
         late_ns = self._looked_ns - self._due_ns
-        away = self._looked_ns - last_ns > UNSEEN_SEC * 1e9  # what runs now did not block the loop before
-        if late_ns > BLOCK_SEC * 1e9 and not (away or self._seen_stopped) and self._is_blocked():
+        away = self._looked_ns - last_ns > UNSEEN_SEC * 1e9
+        if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_blocked():
             stack = of_thread(self.thread, _FRAMES)
-            self._samples.setdefault(tuple(stack.frames), []).append(stack)
+            samples = self._late_samples if away else self._samples
+            samples.setdefault(tuple(stack.frames), []).append(stack)
             self._blocked_span = self._blocked_span or _running_span(self.loop)
         return True
 
@@ -117,7 +119,7 @@ class LoopHeartbeat:
 
     def _arm(self) -> None:
         self._due_ns = time.perf_counter_ns() + int(BEAT_SEC * 1e9)
-        self._cpu_sec = time.process_time()
+        self._cpu_sec, self._thread_cpu_sec = time.process_time(), time.thread_time()
         # An empty context: the beat belongs to no request, and must keep no bound objects alive.
         self.loop.call_later(BEAT_SEC, self._beat, context=contextvars.Context())
 
@@ -137,7 +139,7 @@ class LoopHeartbeat:
         if late_sec > LAG_SEC and is_seen and not self._seen_stopped:
             self._report(now, late_sec)
         self._seen_running = self._seen_stopped = False
-        self._samples = {}
+        self._samples, self._late_samples = {}, {}
         self._blocked_span = {}
         self._next_report_sec = _STILL_SEC
         if now - self.last_task_ns >= _QUIET_SEC * 1e9 and self._is_in_use():
@@ -164,11 +166,15 @@ class LoopHeartbeat:
     def _report(self, now: int, late_sec: float) -> None:
         scope = current_scope()
         context = Context(worker=scope.worker, step=scope.step, validate=scope.validate, scope=scope)
-        samples = self._samples
+        thread_cpu_sec = time.thread_time() - self._thread_cpu_sec
+        # A call that keeps the interpreter's lock lets nobody look until it returns. It is the loop's own if
+        # the loop's thread was at work; else what runs now did not block the loop before.
+        samples = self._samples or (self._late_samples if thread_cpu_sec > late_sec / 2 else {})
         if samples or late_sec >= UNSEEN_SEC:
             extra = {
                 "lag_sec": late_sec,
                 "cpu_sec": time.process_time() - self._cpu_sec,
+                "thread_cpu_sec": thread_cpu_sec,
                 **(self._sampled(samples) if samples else {}),
             }
             block = Span(

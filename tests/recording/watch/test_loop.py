@@ -117,6 +117,25 @@ def test_a_thread_that_holds_the_interpreters_lock_is_logged_though_no_code_of_t
     assert block["extra"]["cpu_sec"] < block["duration_sec"]  # the lock was held asleep
 
 
+def test_a_call_of_the_loop_that_holds_the_interpreters_lock_is_named(new_loop):
+    def hold_the_loop_and_the_lock():
+        begun = time.monotonic()
+        while time.monotonic() < begun + 1.5:  # a call that lets no thread run for a second or two
+            pow(7, 5_000_000)
+
+    async def request_in_it():
+        with span("tool_execution"):
+            await asyncio.sleep(0.06)
+            hold_the_loop_and_the_lock()
+            await asyncio.sleep(0.06)
+
+    with records(watch_loops=True) as seen, Outside():
+        new_loop().run_until_complete(request_in_it())
+    block = max(seen.of("event_loop_block"), key=lambda block: block["duration_sec"])
+    assert block["duration_sec"] > 1.3
+    assert block["extra"]["stack"][-1].endswith("hold_the_loop_and_the_lock")
+
+
 def test_a_loop_that_was_stopped_between_two_runs_is_not_blocked(new_loop):
     running = new_loop()
     with records(watch_loops=True) as seen, Outside() as outside:

@@ -105,6 +105,7 @@ class ControlFields(Fields, gc=False, omit_defaults=True):
     in_span: str | None = None
     age_sec: Seconds | None = None
     cpu_sec: Seconds | None = None
+    thread_cpu_sec: Seconds | None = None
     request_id: str | Integer | None = None
     turn: Integer | None = None
     tool: str | None = None

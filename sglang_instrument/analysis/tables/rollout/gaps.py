@@ -94,6 +94,7 @@ LOOP_BLOCKS: Final = Table(
         Column("at_us", "when it began", "moment", terminal=False),
         Column("blocked_sec", "for how long nothing else ran", "time", former_title="time"),
         Column("cpu_sec", "the CPU time of the process meanwhile, of all its threads", "time", gives_way=2),
+        Column("thread_cpu_sec", "the CPU time of the loop's own thread", "time", terminal=False),
     ),
 )
 IN_FLIGHT: Final = Table(

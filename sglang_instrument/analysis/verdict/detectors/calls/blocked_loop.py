@@ -96,6 +96,8 @@ def _by_nothing_seen(block: dict[str, Any]) -> str:
     if cpu_sec is None:
         return ""
     used = f"({seconds(cpu_sec)} of CPU in {seconds(blocked_sec)})"
+    if (block["thread_cpu_sec"] or 0.0) >= _BUSY * blocked_sec:
+        return f" by its own code, which held the interpreter's lock {used}"
     if cpu_sec >= _BUSY * blocked_sec:
         return f" by another thread, which held the interpreter's lock {used}"
     return f": its process was stopped, had no core, or waited with the interpreter's lock held {used}"
