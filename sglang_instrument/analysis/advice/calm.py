@@ -5,14 +5,12 @@ from typing import Final
 
 from sglang_instrument.analysis.advice.evidence.lever import Lever, ProposedChange
 from sglang_instrument.analysis.advice.intervals import Saving
-from sglang_instrument.analysis.verdict.evidence.finding import Finding
+from sglang_instrument.analysis.verdict.evidence.finding import ENDINGS, SYMPTOMS, Finding
 
 #: Of the step: smaller savings are not told.
 LEAST_SHARE: Final = 0.03
 #: Of the time of all steps: a fault that cost more is to be mended before any setting is changed.
 DOMINATES: Final = 0.2
-_ENDINGS: Final = ("hang", "death")
-_SYMPTOMS: Final = ("trainer-waits", "rollout-waits", "exposed-reward")
 
 
 def dominating_fault(
@@ -29,9 +27,9 @@ def dominating_fault(
     cost: dict[str, float] = {}
     first: dict[str, Finding] = {}
     for finding in findings:
-        if finding.cause in _ENDINGS:
+        if finding.cause in ENDINGS:
             return finding
-        if finding.evidence.get("drawn") or finding.cause in (*_SYMPTOMS, *mended):
+        if finding.evidence.get("drawn") or finding.cause in (*SYMPTOMS, *mended):
             continue
         times = finding.evidence.get("steps", steps) if finding.scope == "run" else 1
         cost[finding.cause] = cost.get(finding.cause, 0.0) + finding.lost_sec * times

@@ -14,7 +14,6 @@ from sglang_instrument.analysis.timing.lanes import ROUNDING_US
 from sglang_instrument.analysis.timing.nesting import clipped_children
 from sglang_instrument.schema import LOOP_BLOCK, ROLLOUT, kind_of
 
-#: The record of a blocked event loop lies beside the spans that it delays, in no lane of theirs.
 _TRAINER: Final = "trainer_"
 _OUTLIVES_US: Final = 1_000  # no span waited for a child in another lane that ends so much later
 
@@ -43,6 +42,7 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
 
 
 def _is_block(spans: pl.DataFrame) -> pl.Series:
+    """Return which records tell of blocked loops: they lie beside the spans that they delay, in no lane."""
     return _is_event(spans, LOOP_BLOCK)
 
 

@@ -14,11 +14,10 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.detector import Explained
-from sglang_instrument.analysis.verdict.evidence.finding import Finding
+from sglang_instrument.analysis.verdict.evidence.finding import ENDINGS, SYMPTOMS, Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _MOST_CALLS: Final = 200_000  # of larger runs, a second look would double the time of the first
-_NONE: Final = ("hang", "death", "trainer-waits", "rollout-waits", "exposed-reward")
 _DELAY: Final = {
     "step": pl.Int64,
     "validate": pl.Boolean,
@@ -50,10 +49,11 @@ def hidden_findings(evidence: Evidence, answers: Answers, look: Look) -> list[Fi
     hidden = []
     for answer in look(rest):
         finding = answer.finding if isinstance(answer, Explained) else answer
-        is_news = finding.lost_sec > 0 and not finding.evidence.get("drawn") and finding.cause not in _NONE
         if (
-            is_news
-            and _may_be_hidden(finding, steps)
+            finding.lost_sec > 0
+            and finding.cause not in (*ENDINGS, *SYMPTOMS)
+            and not finding.evidence.get("drawn")
+            and (finding.step is None or (finding.step, finding.validate) in steps)
             and not any(_alike(finding, known) for known in findings)
         ):
             hidden.append(
@@ -67,15 +67,10 @@ def hidden_findings(evidence: Evidence, answers: Answers, look: Look) -> list[Fi
     return hidden
 
 
-def _may_be_hidden(finding: Finding, steps: set[tuple[int | None, bool]]) -> bool:
-    return finding.step is None or (finding.step, finding.validate) in steps
-
-
 def _alike(finding: Finding, known: Finding) -> bool:
     """Return whether two findings say the same of one place, or of a place and of a part of it."""
-    if finding.cause != known.cause or (finding.step or known.step) != (known.step or finding.step):
-        return False
-    return None in (finding.worker, known.worker) or finding.worker == known.worker
+    pairs = (finding.step, known.step), (finding.worker, known.worker)
+    return finding.cause == known.cause and all(None in pair or len(set(pair)) == 1 for pair in pairs)
 
 
 def _mended(evidence: Evidence, answers: Answers) -> Evidence:

@@ -16,7 +16,7 @@ from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.engine_logs import with_engine_logs
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
-from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.evidence.finding import ENDINGS, SYMPTOMS, Finding, seconds, step_name
 from sglang_instrument.analysis.verdict.evidence.last_words import did_last
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.excess import (
@@ -33,8 +33,6 @@ from sglang_instrument.whole_commands import whole_commands
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
-_ENDINGS: Final = ("hang", "death")
-_SYMPTOMS: Final = ("trainer-waits", "rollout-waits", "exposed-reward", "goes-with")
 _FAR: Final = 1.3  # times the median step
 _FEWEST: Final = 4  # steps of workers; with fewer there is too little to compare
 _FEWEST_TO_JUDGE: Final = 3  # steps; with fewer, no detector compares them
@@ -114,7 +112,7 @@ def verdict_of(run: "Run", over: bool | None = None) -> str:
 
 def _ended(evidence: Evidence, findings: list[Finding]) -> str:
     """Return what to say of a run that ended in the middle of a step for no reason that a finding names."""
-    named = {(finding.step, finding.validate) for finding in findings if finding.cause in _ENDINGS}
+    named = {(finding.step, finding.validate) for finding in findings if finding.cause in ENDINGS}
     ended = [
         unfinished
         for unfinished in evidence.unfinished
@@ -143,14 +141,14 @@ def _with_whole_commands(findings: list[Finding], run: "Run") -> list[Finding]:
 def in_order_of_weight(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings in the order in which they are told: hangs and deaths, then by the time lost."""
     ordered = list(findings)
-    endings = [finding for finding in ordered if finding.cause in _ENDINGS]
-    rest = [finding for finding in ordered if finding.cause not in _ENDINGS]
+    endings = [finding for finding in ordered if finding.cause in ENDINGS]
+    rest = [finding for finding in ordered if finding.cause not in ENDINGS]
     return [*endings, *sorted(rest, key=_weight)]
 
 
 def _has_cost(finding: Finding) -> bool:
     """Return whether a finding comes first: a hang, a death, or a fault that took time."""
-    return finding.cause in _ENDINGS or (finding.lost_sec > 0 and not is_drawn(finding))
+    return finding.cause in ENDINGS or (finding.lost_sec > 0 and not is_drawn(finding))
 
 
 def is_drawn(finding: Finding) -> bool:
@@ -160,7 +158,7 @@ def is_drawn(finding: Finding) -> bool:
 
 def _weight(finding: Finding) -> tuple[bool, bool, float]:
     """Return what findings are sorted by: causes come before their symptom, that a side of the loop waits."""
-    return is_drawn(finding), finding.cause in _SYMPTOMS, -_lost_in_all(finding)
+    return is_drawn(finding), finding.cause in SYMPTOMS, -_lost_in_all(finding)
 
 
 def _lost_in_all(finding: Finding) -> float:

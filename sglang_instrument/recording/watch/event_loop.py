@@ -166,14 +166,16 @@ class LoopHeartbeat:
     def _report(self, now: int, late_sec: float) -> None:
         scope = current_scope()
         context = Context(worker=scope.worker, step=scope.step, validate=scope.validate, scope=scope)
+        cpu_sec = time.process_time() - self._cpu_sec
         thread_cpu_sec = time.thread_time() - self._thread_cpu_sec
         # A call that keeps the interpreter's lock lets nobody look until it returns. It is the loop's own if
-        # the loop's thread was at work; else what runs now did not block the loop before.
-        samples = self._samples or (self._late_samples if thread_cpu_sec > late_sec / 2 else {})
+        # the loop's thread did the work of the process; else what runs now did not block the loop before.
+        is_its_own = thread_cpu_sec > max(cpu_sec / 2, late_sec / 10)
+        samples = self._samples or (self._late_samples if is_its_own else {})
         if samples or late_sec >= UNSEEN_SEC:
             extra = {
                 "lag_sec": late_sec,
-                "cpu_sec": time.process_time() - self._cpu_sec,
+                "cpu_sec": cpu_sec,
                 "thread_cpu_sec": thread_cpu_sec,
                 **(self._sampled(samples) if samples else {}),
             }

@@ -122,6 +122,8 @@ def test_a_call_of_the_loop_that_holds_the_interpreters_lock_is_named(new_loop):
         begun = time.monotonic()
         while time.monotonic() < begun + 1.5:  # a call that lets no thread run for a second or two
             pow(7, 5_000_000)
+        while not any(heart._samples or heart._late_samples for heart in heartbeats._heartbeats.values()):
+            time.sleep(0.01)
 
     async def request_in_it():
         with span("tool_execution"):

@@ -12,9 +12,12 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_speed
+from sglang_instrument.analysis.ledger.piece_cuts import STEP_OF_WORKER
 from sglang_instrument.analysis.reading.last_open import UNENDED
 
 KINDS: Final = ("engine", "tool", "interaction", "reward")
+#: The columns that tell one call of the engine from the others.
+OF_CALL: Final = [*STEP_OF_WORKER, "request_id", "turn"]
 _CALL: Final[dict[str, Any]] = {
     "kind": pl.String,
     "step": pl.Int64,

@@ -1,9 +1,13 @@
 """Define a finding: a cause that the verdict names, with its place, its cost and the numbers behind it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Scope = Literal["request", "worker", "step", "run"]
+#: Causes that ended a run, or a step of it: they come first.
+ENDINGS: Final = ("hang", "death")
+#: Causes that follow from others, or are none: they come last, and are no fault to be mended.
+SYMPTOMS: Final = ("trainer-waits", "rollout-waits", "exposed-reward", "goes-with")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.routed import at_least, lost_in_flow
 
 BLOCKED_LOOP: Final = NamedCause(
     "blocked-loop",
@@ -53,7 +54,11 @@ def find_blocked_loops(evidence: Evidence) -> Findings:
     of_workers = blocked.filter(~pl.col("shared"))
     lost = evidence.lost_by_each(of_workers)
     if evidence.flows:
-        lost = _at_least(lost, _lost_in_flow(evidence, intervals), of_workers)
+        calls = evidence.calls.with_columns(call_sec="sec")
+        late = _calls_in(calls, intervals.join(of_workers, on=STEP_OF_WORKER, how="semi"))
+        late = late.join(calls.select("row", *STEP_OF_WORKER), on="row")
+        in_flow = lost_in_flow(evidence, calls, late, STEP_OF_WORKER)
+        lost = at_least(lost, in_flow, STEP_OF_WORKER)
     of_workers = of_workers.join(evidence.worth(lost), on=STEP_OF_WORKER)
     worth = blocks.join(pl.concat([of_steps, of_workers]), on=STEP_OF_WORKER, maintain_order="left")
     for _, rows in worth.group_by(*STEP, pl.when(~pl.col("shared")).then("worker"), maintain_order=True):
@@ -101,30 +106,6 @@ def _by_nothing_seen(block: dict[str, Any]) -> str:
     if cpu_sec >= _BUSY * blocked_sec:
         return f" by another thread, which held the interpreter's lock {used}"
     return f": its process was stopped, had no core, or waited with the interpreter's lock held {used}"
-
-
-def _lost_in_flow(evidence: Evidence, blocked: pl.DataFrame) -> pl.DataFrame:
-    """Return what steps lost by each worker's blocked calls: their share of the time of all calls.
-
-    Where requests flow, no single worker decides when a step ends: it takes as long as its calls together,
-    over how many are in flight at once (Little's law).
-    """
-    calls = evidence.calls
-    late = _calls_in(calls, blocked).join(calls.select("row", *STEP_OF_WORKER), on="row")
-    late = late.group_by(STEP_OF_WORKER).agg(late_sec=pl.col("excess_sec").sum())
-    spent = calls.group_by(STEP).agg(spent_sec=pl.col("sec").sum())
-    took = evidence.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
-    share = (pl.col("late_sec") / pl.col("spent_sec")).clip(upper_bound=1.0)
-    joined = late.join(spent, on=STEP).join(took, on=STEP)
-    return joined.select(*STEP_OF_WORKER, lost_sec=share * pl.col("took_sec"))
-
-
-def _at_least(lost: pl.DataFrame, other: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
-    """Return what each of some workers lost, by the estimate that is larger."""
-    names = [*STEP_OF_WORKER, "lost_sec"]
-    other = other.join(workers, on=STEP_OF_WORKER, how="semi")
-    both = pl.concat([lost.select(names), other.select(names)])
-    return both.group_by(STEP_OF_WORKER).agg(pl.col("lost_sec").max()).sort(STEP_OF_WORKER)
 
 
 def _calls_in(calls: pl.DataFrame, blocked: pl.DataFrame) -> pl.DataFrame:

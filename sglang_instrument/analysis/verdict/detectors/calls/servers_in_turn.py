@@ -6,6 +6,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.calls import OF_CALL
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Explained,
     Findings,
@@ -62,7 +63,7 @@ def find_servers_in_turn(evidence: Evidence) -> Findings:
     if max(servers.values()) > _MOST * len(queues):
         return
     waits = calls.join(queues.select(*STEP, "server"), on=[*STEP, "server"], how="semi")
-    delays = waits.select(*_CALL, excess_sec="queue_sec").drop_nulls().filter(pl.col("excess_sec") > 0)
+    delays = waits.select(*OF_CALL, excess_sec="queue_sec").drop_nulls().filter(pl.col("excess_sec") > 0)
     lost, rows = lost_in_calls(evidence, delays)
     lost = evidence.worth(at_least(lost, lost_in_flow(evidence, calls, delays)))
     if len(lost) < _MOST * len(queues):
@@ -78,6 +79,3 @@ def find_servers_in_turn(evidence: Evidence) -> Findings:
     numbers = {"steps": len(queues), "servers": of, "mean_sec": mean_sec, "by_server": dict(servers)}
     finding = Finding(SERVERS_IN_TURN.name, "run", lost_sec, sentence, event="queue", evidence=numbers)
     yield Explained(finding, rows)
-
-
-_CALL: Final = ["step", "validate", "worker", "request_id", "turn"]

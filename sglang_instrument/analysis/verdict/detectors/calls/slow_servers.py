@@ -9,6 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.calls import OF_CALL
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Explained,
     Findings,
@@ -155,8 +156,8 @@ def _of_server(
     ]
     if "queue" not in late and "queue" in cells:
         explained.append(_excess(mine, _follows(cells["queue"], slow[part]), "queue"))
-    delays = pl.concat([table.select(*_CALL, "excess_sec") for table in explained])
-    delays = delays.group_by(_CALL, maintain_order=True).agg(pl.col("excess_sec").sum())
+    delays = pl.concat([table.select(*OF_CALL, "excess_sec") for table in explained])
+    delays = delays.group_by(OF_CALL, maintain_order=True).agg(pl.col("excess_sec").sum())
     steps = slow[part].select(STEP)
     lost, rows = lost_in_calls(evidence, delays)
     lost = at_least(lost, lost_in_flow(evidence, calls, delays)).join(steps, on=STEP, how="semi")
@@ -179,9 +180,6 @@ def _of_server(
             rows if several else rows.join(pl.DataFrame([{k: row[k] for k in STEP}]), on=STEP, how="semi")
         )
         yield Explained(finding, in_step)
-
-
-_CALL: Final = ["step", "validate", "worker", "request_id", "turn"]
 
 
 def _first_cause(total: dict[str, float]) -> str:

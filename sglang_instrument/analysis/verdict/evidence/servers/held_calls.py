@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
 from sglang_instrument.analysis.timing.open_spans import integral
+from sglang_instrument.analysis.verdict.evidence.calls import OF_CALL
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
-
-_CALL: Final = [*STEP_OF_WORKER, "request_id", "turn"]
 
 
 def held_by_updates(evidence: Evidence) -> pl.DataFrame:
@@ -39,11 +37,11 @@ def held_by_updates(evidence: Evidence) -> pl.DataFrame:
         *(pl.col(f"{part}_sec").fill_null(0.0) for part in ("queue", "prefill", "decode"))
     )
     held = pl.min_horizontal("during_sec", pl.col("call_sec") - served).clip(lower_bound=0.0)
-    return rows.select("rid", *_CALL, held_sec=held).filter(pl.col("held_sec") > 0)
+    return rows.select("rid", *OF_CALL, held_sec=held).filter(pl.col("held_sec") > 0)
 
 
 def explained_by_updates(evidence: Evidence) -> pl.DataFrame:
     """Return the same as time of `Evidence.calls`: row, excess_sec."""
-    held = held_by_updates(evidence).group_by(_CALL).agg(excess_sec=pl.col("held_sec").sum())
+    held = held_by_updates(evidence).group_by(OF_CALL).agg(excess_sec=pl.col("held_sec").sum())
     engine = evidence.calls.filter(kind="engine").drop("excess_sec", strict=False)
-    return engine.join(held, on=_CALL).select("row", "excess_sec")
+    return engine.join(held, on=OF_CALL).select("row", "excess_sec")

@@ -4,13 +4,13 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.calls import OF_CALL
 from sglang_instrument.analysis.verdict.evidence.effects import SPREADS, robust_spread
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _FLOOR_SEC: Final = 0.1  # of a queue: below it, differences are nothing
 _LEAST_SPREAD: Final = 0.1
-_CALL: Final = [*STEP_OF_WORKER, "request_id", "turn"]
 
 
 def explained_by_queues(evidence: Evidence) -> pl.DataFrame:
@@ -32,6 +32,6 @@ def explained_by_queues(evidence: Evidence) -> pl.DataFrame:
     usual_sec = float(calls["queue_sec"].median())  # type: ignore[arg-type]  # of floats
     calls = calls.join(steps.filter(pl.col("off") <= least), on=STEP, how="semi")
     longer = calls.with_columns(excess_sec=pl.col("queue_sec") - usual_sec).filter(pl.col("excess_sec") > 0)
-    sums = longer.group_by(_CALL).agg(pl.col("excess_sec").sum())
+    sums = longer.group_by(OF_CALL).agg(pl.col("excess_sec").sum())
     engine = evidence.calls.filter(kind="engine").drop("excess_sec", strict=False)
-    return engine.join(sums, on=_CALL).select("row", "excess_sec")
+    return engine.join(sums, on=OF_CALL).select("row", "excess_sec")

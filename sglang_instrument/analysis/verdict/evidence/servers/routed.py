@@ -1,5 +1,6 @@
 """Pick the calls of conversations whose server or cache is known, and measure what they lost by either."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
@@ -84,7 +85,9 @@ def lost_by(
     return None if lost.is_empty() else (float(lost["lost_sec"].sum()), calls)
 
 
-def lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) -> pl.DataFrame:
+def lost_in_flow(
+    evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame, by: Sequence[str] = STEP
+) -> pl.DataFrame:
     """Return what steps lost that do not wait for their last request.
 
     These are steps whose requests were aborted, steps that overlap, and all where requests flow through the
@@ -93,8 +96,9 @@ def lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) 
 
     Args:
         evidence: The evidence.
-        calls: Engine calls with `call_sec`.
+        calls: Calls with `call_sec`.
         delays: Some of them with `excess_sec`.
+        by: Whose delays are told apart, such as those of each worker: columns with those of a step.
     """
     windows = evidence.windows.with_columns(
         took_sec=sec_between("begin_us", "done_us"),
@@ -107,16 +111,16 @@ def lost_in_flow(evidence: Evidence, calls: pl.DataFrame, delays: pl.DataFrame) 
         pl.lit(evidence.flows) | pl.col("overlaps") | pl.col("aborts").fill_null(value=False)
     )
     spent = calls.group_by(STEP).agg(spent_sec=pl.col("call_sec").sum())
-    late = delays.group_by(STEP).agg(late_sec=pl.col("excess_sec").sum())
+    late = delays.group_by(by).agg(late_sec=pl.col("excess_sec").sum())
     joined = flows.join(spent, on=STEP).join(late, on=STEP).filter(pl.col("spent_sec") > 0)
     share = (pl.col("late_sec") / pl.col("spent_sec")).clip(upper_bound=1.0)
-    return joined.select(*STEP, lost_sec=share * pl.col("took_sec"))
+    return joined.select(*by, lost_sec=share * pl.col("took_sec"))
 
 
-def at_least(lost: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
-    """Return what each step lost, by the estimate that is larger."""
-    both = pl.concat([lost.select(*STEP, "lost_sec"), other.select(*STEP, "lost_sec")])
-    return both.group_by(STEP).agg(pl.col("lost_sec").max()).sort(STEP)
+def at_least(lost: pl.DataFrame, other: pl.DataFrame, by: Sequence[str] = STEP) -> pl.DataFrame:
+    """Return what each step, or each worker in it, lost, by the estimate that is larger."""
+    both = pl.concat([lost.select(*by, "lost_sec"), other.select(*by, "lost_sec")])
+    return both.group_by(by).agg(pl.col("lost_sec").max()).sort(by)
 
 
 def lost_in_calls(evidence: Evidence, late: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
