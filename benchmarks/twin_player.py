@@ -15,8 +15,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from sglang_instrument.free_ports import free_port
 from sglang_instrument.twin import Agenda, AgendaRequest, AgendaStep, AgendaTurn, play
-from sglang_instrument.twin.servers.launches import free_port
 
 STAND_IN = Path(__file__).parents[1] / "tests/support/stand_in_server.py"
 TOKEN_SEC = 0.01

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import socket
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from sglang_instrument.demo.cpu_platform import write_plugin
+from sglang_instrument.free_ports import free_port
 
 #: Enough for all requests of a worker at once; larger pools only slow down the engine's start.
 MAX_TOTAL_TOKENS: Final = 8192
 MAX_RUNNING_REQUESTS: Final = 16
-_PORTS: Final = (20_000, 30_000)
 
 _CPU: Final[dict[str, Any]] = {
     "device": "cpu",
@@ -55,23 +52,9 @@ def start_engine(model: Path, *, rank: int, context_length: int, scratch: Path) 
         skip_server_warmup=True,
         enable_metrics=True,  # so that replies contain their queue time
         log_level="error",
-        nccl_port=free_port(),
+        nccl_port=free_port(),  # SGLang's own choice may be that of an engine that starts beside it
         **device,
     )
-
-
-def free_port() -> int:
-    """Return a port that is free, below those that the system gives to connections.
-
-    SGLang's own choice is one of these. It listens there seconds later, when another engine that starts at
-    the same time may have it.
-    """
-    draw = random.SystemRandom()
-    while True:
-        port = draw.randrange(*_PORTS)
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
 
 
 def _device_arguments(rank: int, scratch: Path) -> dict[str, Any]:

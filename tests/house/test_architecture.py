@@ -27,6 +27,7 @@ WORDS = {
     "sparkline",
     "regular_files",
     "extras",
+    "free_ports",
     "part_colours",
     "kernel_names",
     "prompt_prefixes",

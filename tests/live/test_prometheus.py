@@ -13,8 +13,8 @@ import pytest
 from documented import blocks
 from live_served import get, hanging, read_on, served
 from live_writer import LiveRun
-from own_group import free_port
 
+from sglang_instrument.free_ports import free_port
 from sglang_instrument.live.serving.counters import LABELS
 from sglang_instrument.live.serving.dashboard import dashboard
 from sglang_instrument.testing import SlowEngine, synthetic_run

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from own_group import end_group, free_port
+from own_group import end_group
 
 mlflow = pytest.importorskip(
     "mlflow", reason="MLflow is not installed here; tests/environments/mlflow.sh does it"
@@ -19,6 +19,7 @@ mlflow = pytest.importorskip(
 pytest.importorskip("opentelemetry.proto", reason="needs the extra otlp")
 
 from sglang_instrument.cli.main import main  # noqa: E402 - only where MLflow is
+from sglang_instrument.free_ports import free_port  # noqa: E402
 from sglang_instrument.testing import synthetic_run  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and its dependencies

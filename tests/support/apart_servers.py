@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from own_group import end_group, free_port
+from own_group import end_group
 from routed_engines import ROUTERS
 from sglang_server import DEADLINE_SEC, Server, start_server
+
+from sglang_instrument.free_ports import free_port
 
 ROUTER = ROUTERS / "router-0.3.2"
 TRANSPORT = Path(__file__).parent / "memory_transport"

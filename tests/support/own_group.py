@@ -1,9 +1,7 @@
 """Start commands in their own process groups, and end all of their processes: orphaned engines never end."""
 
 import os
-import random
 import signal
-import socket
 import subprocess
 from contextlib import suppress
 
@@ -30,16 +28,3 @@ def run_in_group(command, *, timeout, **options):
         finally:
             end_group(process)
     return subprocess.CompletedProcess(command, process.returncode, out, errors)
-
-
-def free_port():
-    """Return a port that no other program gets by chance before the server uses it, up to a minute later."""
-    draw = random.SystemRandom()  # no seed that processes share
-    for port in draw.sample(range(15_000, 32_000), 1000):  # below the kernel's range of ephemeral ports
-        with socket.socket() as free:
-            try:
-                free.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free")

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from awaited import wait_for, wait_for_rids
-from own_group import end_group, free_port
+from own_group import end_group
 from sglang_server import DEADLINE_SEC, Server, instrumented
 
+from sglang_instrument.free_ports import free_port
 from sglang_instrument.profilers.workers import workers_behind
 
 ROUTERS = Path(__file__).parents[2] / ".envs"

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from own_group import end_group, free_port
+from own_group import end_group
 
 from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.demo.model import ensure_model
+from sglang_instrument.free_ports import free_port
 
 #: Without a limit, the cache of each scheduler is gigabytes, which the system must clear.
 ARGUMENTS = [

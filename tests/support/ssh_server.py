@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from own_group import free_port
+from sglang_instrument.free_ports import free_port
 
 ENVIRONMENT = Path(__file__).parents[2] / ".envs/sshd"
 PLACES = [str(ENVIRONMENT / below) for below in ("usr/sbin", "usr/bin", "usr/lib/openssh")]

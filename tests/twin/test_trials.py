@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from awaited import wait_for
-from own_group import free_port
 from routed_engines import ROUTERS
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.free_ports import free_port
 from sglang_instrument.twin import Agenda, AgendaRequest, AgendaStep, AgendaTurn, play, write_agenda
 from sglang_instrument.twin.playing.client import TwinError
 from sglang_instrument.twin.playing.player import opened_player

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.free_ports import free_port
 from sglang_instrument.twin.servers import keeper
 from sglang_instrument.twin.servers.gpus import demand_free, shares, visible_gpus
 
@@ -160,18 +159,6 @@ def _is_healthy(url: str) -> bool:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False
-
-
-def free_port() -> int:
-    """Return a port below those that the kernel gives away by chance."""
-    for port in random.sample(range(15_000, 32_000), 1000):
-        with socket.socket() as free:
-            try:
-                free.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise InstrumentError("no port is free")
 
 
 def split_command(text: str) -> list[str]:

@@ -10,9 +10,10 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from own_group import end_group, free_port, run_in_group
+from own_group import end_group, run_in_group
 
 from sglang_instrument.demo.cpu_platform import write_plugin
+from sglang_instrument.free_ports import free_port
 from sglang_instrument.schema import CONTROL_EVENTS
 
 HERE = Path(__file__).parent

@@ -5,10 +5,10 @@ import json
 import pytest
 from conftest import ENVIRONMENTS, HERE, _run, _server
 from logged import read_records, recorded_events
-from own_group import free_port
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
+from sglang_instrument.free_ports import free_port
 
 EPISODES, CALLS = 4, 2  # two prompts, each in a group of two
 

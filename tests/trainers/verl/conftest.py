@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
-from own_group import end_group, free_port
+from own_group import end_group
 
 from sglang_instrument import schema
+from sglang_instrument.free_ports import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

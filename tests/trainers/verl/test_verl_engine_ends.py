@@ -7,11 +7,11 @@ import json
 
 import pytest
 from conftest import ENVIRONMENTS, ROOT
-from own_group import free_port
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.answers.engine.join import joined_calls
 from sglang_instrument.cli.main import main
+from sglang_instrument.free_ports import free_port
 
 ROLL_OUT = """
 import json, os, pathlib, sys, time
