@@ -4,8 +4,9 @@
 
 Each kind is a rollout in a closed loop against servers of its own (`set_rollout.py`), in which one setting is
 wrong. The first lever should be that setting. Then the change is made as proposed, and the rollout runs again
-with other prompts: `advise --verify` says whether the promise held. Named levers promise nothing. Runs that
-are in FOLDER are judged again. The machine must be quiet: both runs stand minutes apart.
+with other prompts, which each kind draws for itself: `advise --verify` says whether the promise held. Named
+levers promise nothing. Runs that are in FOLDER are judged again. The machine must be quiet: both runs stand
+minutes apart.
 """
 
 import argparse
@@ -160,7 +161,7 @@ def main():
         if not any(part in name for part in options.only.split(",")):
             continue
         short = name.replace(" ", "_").replace(",", "")
-        before = roll_out(folder, short, kind, options.steps, "first")
+        before = roll_out(folder, short, kind, options.steps, f"{short}, first")
         answer = asked("advise", before)
         levers = [row["lever"] for row in answer["levers"]]
         named.append(bool(levers) and levers[0] in kind.lever)
@@ -169,7 +170,7 @@ def main():
         after = changed(kind, row) if row is not None and row["kind"] == "simulated" else None
         if after is None:
             continue
-        run = roll_out(folder, f"{short}.after", after, options.steps, "second")
+        run = roll_out(folder, f"{short}.after", after, options.steps, f"{short}, second")
         verified = asked("advise", "--verify", before, run)["verified"]
         of_lever = next(entry for entry in verified if entry["lever"] == row["lever"])
         held.append(of_lever["held"])

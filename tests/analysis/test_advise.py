@@ -251,10 +251,12 @@ def test_levers_stand_in_the_order_of_what_they_save_for_sure():
     assert in_order([likely, cheap, sure, dear], step_sec=10.0) == [dear, sure, likely, cheap]
 
 
-def test_what_throws_samples_away_stands_behind_what_saves_half_as_much():
+def test_what_throws_samples_away_stands_behind_what_saves_a_quarter_as_much():
     dropping = advised("dropping", Saving(4.0, 3.0, 5.0), drops_samples=True)
-    half, less = advised("half", Saving(2.0, 0.5, 3.5)), advised("less", Saving(1.0, 0.9, 1.1))
-    assert in_order([less, dropping, half], step_sec=10.0) == [half, dropping, less]
+    enough, less = advised("enough", Saving(1.0, 0.3, 1.7)), advised("less", Saving(0.9, 0.8, 1.0))
+    dear, cheap = advised("dear", None, 0.45), advised("cheap", None, 0.35)
+    levers = [less, dropping, cheap, enough, dear]
+    assert in_order(levers, step_sec=10.0) == [dear, enough, dropping, less, cheap]
 
 
 def test_what_a_twin_measured_stands_before_what_throws_samples_away():

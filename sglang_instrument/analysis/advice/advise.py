@@ -18,7 +18,7 @@ from sglang_instrument.errors import InstrumentError, LogError
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
-_HALF: Final = 0.5  # of what throwing samples away saves
+_ENOUGH: Final = 0.25  # of what throwing samples away saves
 _ASSUMED: Final = (
     "Simulated savings replay the recorded requests at engines whose speed is fitted to their calls. The "
     "80 % interval is for the mean of as many steps of other prompts.",
@@ -75,7 +75,7 @@ class Advice:
     Attributes:
         levers: Simulated ones in the order of what they save for sure, then named ones by what they cost;
             before all others those named ones whose present value cost more than any other may save. One that
-            throws samples away stands behind those that save half as much without that.
+            throws samples away stands behind those that save a quarter as much without that.
         sentence: The answer in words, also where there is nothing to change.
         together: What the two best simulated levers save together; None unless there are two.
         step_sec: Mean seconds of a step, to the begin of the next.
@@ -177,11 +177,12 @@ def in_order(shown: Sequence[Advised], step_sec: float) -> list[Advised]:
     savings = [(advised, advised.saving) for advised in shown if advised.saving is not None]
     sure = sorted((pair for pair in savings if pair[1].low > 0), key=lambda pair: -pair[1].low)
     dropping = [pair for pair in sure if pair[0].lever.drops_samples]
-    least_sec = _HALF * max((saving.sec for _, saving in dropping), default=0.0)
+    least_sec = _ENOUGH * max((saving.sec for _, saving in dropping), default=0.0)
     others = [pair for pair in sure if not pair[0].lever.drops_samples]
     before = [pair for pair in others if pair[1].sec >= least_sec]
     after = [pair for pair in others if pair[1].sec < least_sec]
-    most_sec = max((saving.high for _, saving in sure), default=0.0)
+    most = [saving.sec if advised.lever.drops_samples else saving.high for advised, saving in sure]
+    most_sec = max(most, default=0.0)
     named = sorted((advised for advised in shown if advised.saving is None), key=lambda each: -each.share)
     dear = [advised for advised in named if advised.share * step_sec > most_sec]
     unsure = [advised for advised, saving in savings if saving.low <= 0]

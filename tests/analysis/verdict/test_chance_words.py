@@ -4,6 +4,7 @@ import math
 import random
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hand_written import record, request, write_file
@@ -11,7 +12,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.verdict.evidence.chance import chance_of_higher_ranks, chances_of_higher_ranks
+from sglang_instrument.analysis.verdict.evidence.chance import (
+    chance_of_higher_ranks,
+    chance_of_one_more,
+    chances_of_higher_logs,
+    chances_of_higher_ranks,
+)
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import in_order_of_weight, judge
 
@@ -98,6 +104,35 @@ def test_the_chances_of_all_cells_are_those_of_each(rows: list[tuple[int, bool, 
             assert row["chance"] == pytest.approx(chance_of_higher_ranks(mine, others, 1.5), abs=1e-9)
             means = [part.cast(pl.Float64).log().mean() for part in (mine, others)]
             assert row["times"] == pytest.approx(math.exp(means[0] - means[1]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(1, 30)), min_size=1, max_size=60))
+def test_the_chances_of_logarithms_are_students(rows: list[tuple[int, bool, int]]) -> None:
+    from scipy.stats import t
+
+    table = pl.DataFrame(rows, schema={"cell": pl.Int64, "kind": pl.Boolean, "value": pl.Int64}, orient="row")
+    chances = chances_of_higher_logs(table, "value", ["cell", "kind"], "kind", 1.5)
+    assert len(chances) == table.select("cell", "kind").n_unique()
+    for row in chances.filter(pl.col("chance") < 1).iter_rows(named=True):
+        of_kind = table.filter(kind=row["kind"])
+        mine, others = (
+            np.log(of_kind.filter((pl.col("cell") == row["cell"]) == here)["value"].to_numpy())
+            for here in (True, False)
+        )
+        error = others.std(ddof=1) * math.sqrt(1.5 * (1 / len(mine) + 1 / len(others)))
+        reached = (mine.mean() - others.mean()) / error
+        assert row["chance"] == pytest.approx(t.sf(reached, len(others) / 1.5 - 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 40])
+def test_the_chance_of_one_more_is_students_with_two_values_of_the_least_spread(count: int) -> None:
+    from scipy.stats import t
+
+    known = np.linspace(-1.0, 1.0, count) if count > 1 else np.zeros(count)
+    spread = math.sqrt((float((known**2).sum()) + 2 * 0.1**2) / (count + 1))
+    reached = np.array([0.0, 0.5, 3.0])
+    expected = t.sf(reached / (spread * math.sqrt(1 + 1 / max(1, count))), count + 1)
+    assert chance_of_one_more(reached, known, 0.1) == pytest.approx(expected)
 
 
 def test_findings_that_cost_nothing_come_after_those_that_cost_time() -> None:

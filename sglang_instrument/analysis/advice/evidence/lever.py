@@ -58,7 +58,7 @@ class Lever:
         model_error: Standard deviation of what its replay is off, as a share of the saving, as
             `benchmarks/advice.py` measured it on its open worlds.
         drops_samples: Whether it throws away what is slow, in place of making it faster: it stands behind
-            levers that save half as much without that.
+            levers that save a quarter as much without that.
     """
 
     name: str

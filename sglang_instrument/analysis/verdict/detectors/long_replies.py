@@ -5,20 +5,13 @@ nobody and no step is the cause of a draw.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.chance import (
-    AS_ROUNDED,
-    chance_beyond,
-    chance_of_higher_ranks,
-    chances_of_higher_ranks,
-    drawn_together,
-    tail_of,
-)
+from sglang_instrument.analysis.verdict.evidence.chance import chance_beyond, chance_of_higher_ranks, tail_of
 from sglang_instrument.analysis.verdict.evidence.detector import Findings, NamedCause, detector
 from sglang_instrument.analysis.verdict.evidence.effects import (
     Effects,
@@ -28,6 +21,12 @@ from sglang_instrument.analysis.verdict.evidence.effects import (
     step_effects,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.reply_lengths import (
+    LENGTHS,
+    alike_replies,
+    compared_lengths,
+    replies_of,
+)
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.shorter_reply import saved_by_cut
 
@@ -54,16 +53,7 @@ def find_long_replies(evidence: Evidence) -> Findings:
     """Yield a finding for each step with longer replies, and for a reply that chance does not explain."""
     if evidence.run is not None and not evidence.run.tells_requests:
         return
-    engine = evidence.calls.filter(pl.col("kind") == "engine").group_by(*STEP_OF_WORKER, "request_id")
-    tokens = pl.col("response_tokens").cast(pl.Float64)
-    # Of requests with more turns, each reply is as long: `more-turns` tells of these.
-    turns = pl.col("turns").fill_null(1).clip(lower_bound=1)
-    requests = evidence.digest.requests.filter(pl.col("response_tokens") > 0).select(
-        *STEP_OF_WORKER, "request_id", "group", tokens=tokens, of_turn=tokens / turns
-    )
-    requests = requests.join(
-        engine.agg(sec=pl.col("usual_sec").sum()), on=[*STEP_OF_WORKER, "request_id"], maintain_order="left"
-    )
+    requests = replies_of(evidence)
     if requests.is_empty():
         return
     kinds = requests.partition_by("validate")
@@ -79,18 +69,16 @@ def find_long_replies(evidence: Evidence) -> Findings:
     findings += [finding for finding in workers if (finding.step, finding.validate) not in long_steps]
     yield from findings
     steps = {(finding.step, finding.validate) for finding in findings}
-    together = _together(requests)
-    shifted = _may_be_shifted(requests, together)
+    shifted = _shifted(requests)
     drawn = []
     for row in _long_draws(evidence, requests):
         place = (row["step"], row["validate"])
         if place in steps:
             continue
-        times = _shift(requests, row, together) if place in shifted else None
-        if times is None:
-            drawn.append(row)
+        if place in shifted:
+            yield _shifted_finding(row, shifted[place])
         else:
-            yield _shifted_finding(row, times)
+            drawn.append(row)
     if drawn:
         yield _drawn_finding(drawn)
 
@@ -117,8 +105,8 @@ def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]
 
 
 def _no_draws(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps whose replies chance does not draw from those of the others, by their ranks."""
-    cells = chances_of_higher_ranks(requests, "of_turn", STEP, "validate", _together(requests))
+    """Return the steps whose replies chance does not draw from those of the others."""
+    cells = compared_lengths(requests, STEP)
     return cells.filter(pl.col("chance") * pl.len().over("validate") <= _CHANCE_OF_A_SHIFT).select(STEP)
 
 
@@ -129,7 +117,7 @@ def _from_a_step_on(evidence: Evidence, requests: pl.DataFrame, effects: Effects
         return
     later = requests.join(effects.flat.filter(pl.col("growth") > 0).select(*STEP, "growth"), on=STEP)
     before = requests.filter(~pl.col("validate")).join(later, on=STEP, how="anti")
-    chance = chance_of_higher_ranks(later["of_turn"], before["of_turn"], _together(requests))
+    chance = chance_of_higher_ranks(later["of_turn"], before["of_turn"], alike_replies(requests))
     lost = evidence.worth(evidence.lost_in_requests_or_flow(excess_of(later, "growth")))
     if lost.is_empty() or chance * len(effects.flat) > _CHANCE_OF_A_SHIFT:
         return
@@ -143,12 +131,8 @@ def _from_a_step_on(evidence: Evidence, requests: pl.DataFrame, effects: Effects
 
 
 def _long_workers(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
-    """Yield the workers whose replies in a step were longer than those of the others there and elsewhere.
-
-    By Mann and Whitney's test of the ranks, over all steps of workers.
-    """
-    together = _together(requests, ["worker"])
-    cells = chances_of_higher_ranks(requests, "of_turn", STEP_OF_WORKER, "validate", together)
+    """Yield the workers whose replies in a step were longer than those of the others there and elsewhere."""
+    cells = compared_lengths(requests, STEP_OF_WORKER)
     if len(cells) <= _FEW_WORKERS:
         return
     is_long = (pl.col("others") >= _FEWEST) & (pl.col("times") >= _LIMITS.times)
@@ -182,33 +166,37 @@ def _others_are_usual(requests: pl.DataFrame, of_worker: Finding) -> bool:
 
 
 def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
-    """Yield the longest of these replies, if the others make it unlikely: of all, or for its turns."""
+    """Yield the longest of these replies, if the others make it unlikely: of all, or of a turn."""
     if len(requests) < _FEWEST:
         return
-    for length in ("tokens", "of_turn"):  # many turns make long replies of another kind
+    for length in LENGTHS:  # many turns make long replies of another kind
         row = requests.sort(length, "tokens").row(-1, named=True)
         others = tail_of(requests.sort(length).head(len(requests) - 1)[length])
-        if chance_beyond(others, row[length]) * 2 <= _CHANCE:
-            kind = "" if length == "tokens" else "for as many turns "
-            yield from _of_longest(evidence, requests, row, others[0] * row["tokens"] / row[length], kind)
+        if chance_beyond(others, row[length]) * len(LENGTHS) <= _CHANCE:
+            yield from _of_longest(evidence, requests, row, length, others[0])
             return
 
 
 def _of_longest(
-    evidence: Evidence, requests: pl.DataFrame, row: dict[str, Any], next_tokens: float, kind: str
+    evidence: Evidence, requests: pl.DataFrame, row: dict[str, Any], length: str, next_longest: float
 ) -> Iterator[Finding]:
-    lost_sec = saved_by_cut(evidence, requests, row, next_tokens)
+    if length == "in_turn":
+        tokens, next_tokens, rest = row[length], next_longest, row["tokens"] - row[length]
+    else:
+        tokens, next_tokens, rest = row["tokens"], next_longest * row["tokens"] / row[length], 0.0
+    lost_sec = saved_by_cut(evidence, requests, row, rest + next_tokens)
     outcome = f"{seconds(lost_sec)} lost"
     if not _is_worth(evidence, row, lost_sec):
         # Behind a request that something else made longer: its own time is told, and no loss.
-        if not _is_worth(evidence, row, (row["sec"] or 0.0) * (1 - next_tokens / row["tokens"])):
+        if not _is_worth(evidence, row, (row["sec"] or 0.0) * (tokens - next_tokens) / row["tokens"]):
             return
         lost_sec, outcome = 0.0, "other requests took even longer"
     sentence = (
-        f"{where(row)} wrote one reply of {row['tokens']:,.0f} tokens, the next longest of the run {kind}has "
-        f"{next_tokens:,.0f} (request {row['request_id']}); {outcome}"
+        f"{where(row)} wrote one reply of {tokens:,.0f} tokens, the next longest of the run "
+        f"{'for as many turns ' if length == 'of_turn' else ''}has {next_tokens:,.0f} "
+        f"(request {row['request_id']}); {outcome}"
     )
-    numbers = {"tokens": row["tokens"], "next_tokens": next_tokens}
+    numbers = {"tokens": tokens, "next_tokens": next_tokens}
     yield _finding("request", row, lost_sec, sentence, numbers)
 
 
@@ -237,36 +225,12 @@ def _long_draws(evidence: Evidence, requests: pl.DataFrame) -> list[dict[str, An
     return longest.sort(STEP).to_dicts()
 
 
-def _may_be_shifted(requests: pl.DataFrame, together: float) -> set[tuple[int, bool]]:
-    """Return the steps of which `_shift` may return a number: all others it need not look at one by one."""
-    cells = chances_of_higher_ranks(requests, "of_turn", STEP, "validate", together)
-    of_kind = cells.with_columns(chance=pl.col("chance") * pl.len().over("validate"))
-    may_be = of_kind.filter(
-        pl.col("times") >= _LEAST_SHIFT / AS_ROUNDED, pl.col("chance") < _CHANCE_OF_A_SHIFT * AS_ROUNDED
-    )
-    return set(may_be.select(STEP).iter_rows())
-
-
-def _shift(requests: pl.DataFrame, row: dict[str, Any], together: float) -> float | None:
-    """Return how many times as long the replies of a step were as those of others; None if by chance.
-
-    By Mann and Whitney's test of the replies' ranks; the factor is that of their geometric means.
-    """
-    here = (pl.col("step") == row["step"]) & (pl.col("validate") == row["validate"])
-    replies = requests.filter(here)["of_turn"]
-    others = requests.filter(~here & (pl.col("validate") == row["validate"]))
-    steps = 1 + others["step"].n_unique()
-    times = math.exp(_mean(replies.log()) - _mean(others["of_turn"].log()))
-    if times < _LEAST_SHIFT:
-        return None
-    chance = chance_of_higher_ranks(replies, others["of_turn"], together)
-    return times if chance * steps < _CHANCE_OF_A_SHIFT else None
-
-
-def _together(requests: pl.DataFrame, part: Sequence[str] = ()) -> float:
-    """Return how many replies count as one draw: those to one prompt are alike; of `part`, those it has."""
-    logs = requests.with_columns(log=pl.col("of_turn").log())
-    return drawn_together(logs, "log", [*STEP, "group"], STEP, part)
+def _shifted(requests: pl.DataFrame) -> dict[tuple[int, bool], float]:
+    """Return the steps whose replies were longer than chance draws them, and how many times as long."""
+    cells = compared_lengths(requests, STEP).with_columns(steps=pl.len().over("validate"))
+    no_draw = pl.col("chance") * pl.col("steps") < _CHANCE_OF_A_SHIFT
+    rows = cells.filter((pl.col("times") >= _LEAST_SHIFT) & no_draw).select(*STEP, "times").iter_rows()
+    return {(step, validate): times for step, validate, times in rows}
 
 
 def _mean(values: pl.Series) -> float:

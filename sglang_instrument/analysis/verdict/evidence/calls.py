@@ -15,7 +15,14 @@ from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_spe
 from sglang_instrument.analysis.ledger.piece_cuts import STEP_OF_WORKER
 from sglang_instrument.analysis.reading.last_open import UNENDED
 
-KINDS: Final = ("engine", "tool", "interaction", "reward")
+#: The kinds of calls, and what sentences call them.
+CALLS: Final = {
+    "engine": "engine calls",
+    "tool": "tool calls",
+    "interaction": "interactions",
+    "reward": "rewards",
+}
+KINDS: Final = tuple(CALLS)
 #: The columns that tell one call of the engine from the others.
 OF_CALL: Final = [*STEP_OF_WORKER, "request_id", "turn"]
 _CALL: Final[dict[str, Any]] = {

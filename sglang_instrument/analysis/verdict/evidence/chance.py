@@ -12,6 +12,8 @@ FEWEST: Final = 40  # with fewer values, their tail cannot be estimated
 AS_ROUNDED: Final = 1.001
 _TAIL: Final = 0.1  # share of them that forms the tail
 _FEWEST_OF_A_TAIL: Final = 5
+_PRIOR_VALUES: Final = 2
+_NEAR: Final = 2.0  # standard errors: what is nearer is no outlier by any test
 _FEWEST_OF_A_MEAN: Final = 20  # draws; means of fewer are not distributed normally
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -64,6 +66,27 @@ def chance_beyond(longest: list[float], reached: float) -> float:
     """
     falls = sum(math.log(value / longest[-1]) for value in longest[:-1]) / (len(longest) - 1)
     return 0.0 if falls == 0 else math.exp(-math.log(reached / longest[0]) / falls)
+
+
+def chance_of_one_more(reached: Array, known: Array, least_spread: float) -> Array:
+    """Return how likely it is that one more draw of what drew the known values is as large.
+
+    Student's distribution. A few values may lie close to each other by chance, so that the least spread
+    counts as two values more.
+
+    Args:
+        reached: The values in question.
+        known: The others, finite.
+        least_spread: The least standard deviation to assume.
+    """
+    from scipy.special import stdtr  # takes half a second to import: only where something stands out
+
+    count = len(known)
+    middle = float(known.mean()) if count else 0.0
+    freedom = count - 1 + _PRIOR_VALUES
+    variance = (float(((known - middle) ** 2).sum()) + _PRIOR_VALUES * least_spread**2) / freedom
+    chances: Array = stdtr(freedom, (middle - reached) / math.sqrt(variance * (1 + 1 / max(1, count))))
+    return chances
 
 
 def chance_of_so_many(number: int, of: int, share: float) -> float:
@@ -155,6 +178,40 @@ def chances_of_higher_ranks(
         for deviation in cells["deviations"].to_list()
     ]
     return cells.drop("deviations").with_columns(chance=pl.Series(chances, dtype=pl.Float64))
+
+
+def chances_of_higher_logs(
+    rows: pl.DataFrame, value: str, cell: Sequence[str], within: str, together: float = 1.0
+) -> pl.DataFrame:
+    """Return for each cell how likely values drawn as all others have so high a mean logarithm (Student).
+
+    Ranks tell no more than that all values of a cell are above all others: of a few, that is soon reached.
+
+    Args:
+        rows: The values, above 0.
+        value: Their column.
+        cell: As in `chances_of_higher_ranks`.
+        within: As there.
+        together: As there.
+
+    Returns:
+        The cells, and chance.
+    """
+    log = pl.col(value).cast(pl.Float64).log()
+    sums = {"count": pl.len().cast(pl.Float64), "total": log.sum(), "squares": (log**2).sum()}
+    cells = rows.group_by(cell, maintain_order=True).agg(**sums)
+    count, total, squares = (pl.col(name).sum().over(within) - pl.col(name) for name in sums)
+    variance = (squares - total**2 / count) / (count - 1)
+    error = (variance * max(1.0, together) * (1 / pl.col("count") + 1 / count)).sqrt()
+    reached = (pl.col("total") / pl.col("count") - total / count) / error
+    cells = cells.select(*cell, reached=reached, freedom=count / max(1.0, together) - 1)
+    may_be = (pl.col("freedom") > 0) & pl.col("reached").is_finite() & (pl.col("reached") > _NEAR)
+    if not cells.select(may_be.any()).item():
+        return cells.select(*cell, chance=pl.lit(1.0))
+    from scipy.special import stdtr  # takes half a second to import: only where something stands out
+
+    chances = pl.Series(stdtr(cells["freedom"].to_numpy(), -cells["reached"].to_numpy()))
+    return cells.select(*cell, chance=pl.when(may_be).then(chances).otherwise(1.0))
 
 
 def chance_of_higher_mean(values: pl.Series, others: pl.Series, together: float = 1.0) -> float:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_one_more
 from sglang_instrument.analysis.verdict.evidence.series.cuts import cuts_with_least_scatter
 from sglang_instrument.analysis.verdict.evidence.series.slopes import median_slope, reaches
 
@@ -23,8 +24,7 @@ _MOST_STEPS: Final = 0.75  # of its steps
 _FEWEST_OF_A_TREND: Final = 6
 _FEWEST_OF_A_SIDE: Final = 2  # steps before and after a shift
 _CHANCE_OF_A_TREND: Final = 1e-3
-_CHANCE_OF_A_STEP: Final = 0.01  # that the others draw any step that far off
-_PRIOR_STEPS: Final = 2
+CHANCE_OF_A_STEP: Final = 0.01  # that the others draw any step that far off
 _LEAST_TREND: Final = 1.15  # times as much at the end as at the begin
 _LEAST_SEC: Final = 0.1
 _OF_STEP: Final = 0.02
@@ -194,24 +194,16 @@ def _slow_of(shared: pl.DataFrame, limits: Limits) -> pl.DataFrame:
 def _beyond_the_others(slow: pl.DataFrame, others: pl.Series, limits: Limits) -> pl.DataFrame:
     """Return the slow steps that chance does not draw from the others.
 
-    The median distance of a few steps may be small by chance: then some of the others are as far off. By
-    Student's distribution of one more step, with the least spread as two steps that are known before.
+    The median distance of a few steps may be small by chance: then some of the others are as far off.
 
     Args:
         slow: Steps with `excess`.
         others: The excess of the others, finite or null.
         limits: What is out of the ordinary.
     """
-    from scipy.special import stdtr  # takes half a second to import: only where a step is slow
-
     known = others.drop_nulls().to_numpy()
-    count = len(known)
-    middle = float(known.mean()) if count else 0.0
-    freedom = count - 1 + _PRIOR_STEPS
-    variance = (float(((known - middle) ** 2).sum()) + _PRIOR_STEPS * limits.spread**2) / freedom
-    reached = (slow["excess"].to_numpy() - middle) / math.sqrt(variance * (1 + 1 / max(1, count)))
-    chances = stdtr(freedom, -reached) * (count + len(slow))
-    return slow.filter(pl.Series(chances) < _CHANCE_OF_A_STEP)
+    chances = chance_of_one_more(slow["excess"].to_numpy(), known, limits.spread) * (len(known) + len(slow))
+    return slow.filter(pl.Series(chances) < CHANCE_OF_A_STEP)
 
 
 def slow_workers(groups: pl.DataFrame, limits: Limits) -> pl.DataFrame:

@@ -1,6 +1,6 @@
 """Measure how slow the work of workers was for its kind: the median of their calls over the usual time."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import polars as pl
 
@@ -8,6 +8,8 @@ from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.calls import KINDS
 from sglang_instrument.analysis.verdict.evidence.effects import Effects, Limits, step_effects
 
+#: Times the usual of its kind, from which on a call is far longer than others.
+FAR_TIMES: Final = 3.0
 WORK_LIMITS = Limits(times=1.1, spread=0.015)
 #: What the sentences count the time of a kind of work by.
 UNITS = {"engine": "token", "tool": "turn", "interaction": "request", "reward": "request"}

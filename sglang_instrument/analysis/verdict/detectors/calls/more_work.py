@@ -52,9 +52,12 @@ _CHANCE: Final = 1e-3  # largest allowed probability, over all steps
 def find_more_work(evidence: Evidence) -> Findings:
     """Yield a finding for each step whose requests had more turns, or longer prompts, and took longer by it.
 
-    The physical fact: the counts themselves are higher, so that the same speed takes longer.
+    The physical fact: the counts themselves are higher, so that the same speed takes longer. Where requests
+    flow, a step takes those that have ended, so that the first steps have few turns and the next ones many:
+    no step drew them.
     """
-    yield from _more_turns(evidence)
+    if not evidence.flows:
+        yield from _more_turns(evidence)
     yield from _long_prompts(evidence)
 
 

@@ -7,7 +7,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.intervals import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.calls import KINDS
+from sglang_instrument.analysis.verdict.evidence.calls import CALLS, KINDS
 from sglang_instrument.analysis.verdict.evidence.chance import Array, Draws, chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Explained,
@@ -19,6 +19,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
+from sglang_instrument.analysis.verdict.evidence.work import FAR_TIMES
 
 _NAMED_IF: Final = (
     "[some calls](#some-slow-calls), at most half of a worker's, took far longer than usual: one, or several"
@@ -32,7 +33,6 @@ SLOW_CALLS: Final = NamedCause(
     _NAMED_IF,
     "the calls: `turns LOGS{step}{worker}`; is it one tool, one prompt, one backend?",
 )
-_TIMES: Final = 3.0  # times the usual of such a call
 _ALIKE: Final = 0.5  # of the excess of those found, and
 _TIMES_OF_ALIKE: Final = 1.3  # times the usual: then a call is one of them
 # Largest allowed probability that any worker draws such a call; the tail beyond the others is overestimated.
@@ -41,12 +41,6 @@ _CHANCE_OF_SEVERAL: Final = 1e-4  # the same for several; other calls reach as f
 _SUSPECT: Final = 20.0  # times the chance allowed: then the tools' names are read
 _SECOND_LOOK: Final = 5.0  # times the chance allowed, where all tools together did not explain a call
 _MOST: Final = 0.5  # of a worker's calls; if more are slow, all its work is
-_CALLS: Final = {
-    "engine": "engine calls",
-    "tool": "tool calls",
-    "interaction": "interactions",
-    "reward": "rewards",
-}
 
 
 @detector(SLOW_CALL, SLOW_CALLS, precedence=Precedence.SOME_CALLS)
@@ -75,7 +69,7 @@ def _of_kind(evidence: Evidence, kind: str, looks: float = 1.0) -> Iterator[Expl
         excess_sec=pl.col("sec") - pl.col("usual_sec"), times=pl.col("sec") / pl.col("usual_sec")
     )
     calls = calls.with_columns(rank=_standard(calls))
-    long = calls.filter((pl.col("times") > _TIMES) & (pl.col("excess_sec") > LEAST_SEC))
+    long = calls.filter((pl.col("times") > FAR_TIMES) & (pl.col("excess_sec") > LEAST_SEC))
     took = evidence.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
     long = long.join(took, on=STEP, maintain_order="left")
     long = long.filter(pl.col("excess_sec") > OF_STEP * pl.col("took_sec"))
@@ -172,7 +166,7 @@ def _finding(kind: str, calls: pl.DataFrame, total: int, lost_sec: float, shared
     cost = f"{seconds(lost_sec)} lost" if lost_sec > 0.05 else "other requests took even longer"
     if len(calls) == 1:
         sentence = (
-            f"{where(place)}: one of {total} {_CALLS[kind]} took {seconds(numbers['longest_sec'])}, where "
+            f"{where(place)}: one of {total} {CALLS[kind]} took {seconds(numbers['longest_sec'])}, where "
             f"{seconds(longest['usual_sec'])} are usual (request {longest['request_id']}); {cost}"
         )
         return Finding(
@@ -186,7 +180,7 @@ def _finding(kind: str, calls: pl.DataFrame, total: int, lost_sec: float, shared
         )
     middle: Any = calls["times"].median()
     sentence = (
-        f"{where(place)}: {len(calls)} of {total} {_CALLS[kind]} took {middle:.0f} times the usual; {cost}"
+        f"{where(place)}: {len(calls)} of {total} {CALLS[kind]} took {middle:.0f} times the usual; {cost}"
     )
     return Finding(
         cause=SLOW_CALLS.name,

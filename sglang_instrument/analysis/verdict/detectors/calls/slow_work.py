@@ -20,6 +20,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 from sglang_instrument.analysis.verdict.evidence.effects import excess_of, slow_workers
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.load import beyond_load
 from sglang_instrument.analysis.verdict.evidence.servers.queues import explained_by_queues
 from sglang_instrument.analysis.verdict.evidence.tools.slow_tools import slow_tools
 from sglang_instrument.analysis.verdict.evidence.work import (
@@ -92,6 +93,8 @@ def _of_kind(evidence: Evidence, kind: str, work: Work) -> Iterator[Explained]:
     fillers = _fillers(work, effects.slow) if kind in _SHARED else pl.DataFrame()
     filled = list(_slow_steps_by_worker(evidence, kind, timed, fillers))
     rest = effects.slow
+    if kind == "engine":
+        rest = beyond_load(evidence, rest, STEP)
     if filled:
         named = pl.DataFrame([place_of(vars(answer.finding)) for answer in filled])
         rest = rest.join(named, on=STEP, how="anti")
@@ -172,6 +175,7 @@ def _slow_workers(
     slow = slow_workers(medians, WORK_LIMITS)
     if kind == "engine":
         slow = slow.filter(~pl.col("worker").is_in(_behind_logged_servers(evidence)))
+        slow = beyond_load(evidence, slow, STEP_OF_WORKER)
     slow = _not_by_chance(timed, medians, slow)
     if slow.is_empty():
         return

@@ -1,12 +1,14 @@
 """Find steps in which one server got far more conversations than chance explains, and made them wait."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_one_more, chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Explained,
     Findings,
@@ -14,6 +16,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
     Precedence,
     detector,
 )
+from sglang_instrument.analysis.verdict.evidence.effects import CHANCE_OF_A_STEP, FEWEST_STEPS
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.servers.routed import NOT_PLANTED, in_step_of, lost_by
@@ -28,6 +31,7 @@ UNEVEN_SERVERS: Final = NamedCause(
     not_planted=NOT_PLANTED,
 )
 _UNEVEN: Final = 1.3  # times the mean time in calls of all servers
+_SPREAD: Final = 0.1  # least to assume of the logarithm of the busiest server's share
 _CHANCE: Final = 1e-3
 _MOST: Final = 0.5  # of the steps: then the finding is of the run
 _ALL: Final = 0.95  # of the pairs of conversations go to one server: then groups tell nothing
@@ -49,23 +53,39 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
     homes = _homes(evidence, calls)
     together = _sent_together(homes)
     steps = [(part, _lived(lives, part)) for _, part in calls.group_by(STEP, maintain_order=True)]
-    whole = [in_step_of(homes, part) for part, servers in steps if servers == len(lives)]
-    of_run = _unlikely(pl.concat(whole), len(lives), 1, together) if whole else set()
     shares = [float(_spent(part)["sec"].max() or 0.0) / float(part["call_sec"].sum()) for part, _ in steps]  # type: ignore[arg-type]
+    # What one step alone got tells nothing of the others.
+    whole = [
+        in_step_of(homes, part)
+        for number, (part, servers) in enumerate(steps)
+        if servers == len(lives) and not _stands_out(shares, number)
+    ]
+    of_run = _unlikely(pl.concat(whole), len(lives), 1, together) if whole else set()
     answers: dict[str, list[Explained]] = {}
     for number, (part, servers) in enumerate(steps):
         homes_in_step = in_step_of(homes, part)
         busiest, most_sec = _spent(part).row(-1)
-        usual: Any = pl.Series(shares[:number] + shares[number + 1 :], dtype=pl.Float64).median() or 0.0
         if servers < 2 or most_sec * servers <= _UNEVEN * float(part["call_sec"].sum()):
             continue
         unlikely = _unlikely(homes_in_step, servers, len(evidence.windows), together)
-        if busiest in of_run or (busiest in unlikely and shares[number] > _UNEVEN * usual):
+        if busiest in of_run or (busiest in unlikely and _stands_out(shares, number)):
             of_server = answers.setdefault(str(busiest), [])
             of_server += _uneven(evidence, part, homes_in_step, busiest, servers)
     for of_server in answers.values():
         is_usual = len(of_server) > max(1.0, _MOST * len(steps))
         yield from [_in_most_steps(of_server, len(steps))] if is_usual else of_server
+
+
+def _stands_out(shares: list[float], number: int) -> bool:
+    """Return whether the busiest server of a step has a larger share than the router gives in other steps."""
+    logs = np.log(shares)
+    others = np.delete(logs, number)
+    if len(others) and logs[number] - np.median(others) <= math.log(_UNEVEN):
+        return False
+    if len(shares) < FEWEST_STEPS:
+        return True
+    chance = chance_of_one_more(logs[number : number + 1], others, _SPREAD)
+    return bool(chance[0] * len(shares) < CHANCE_OF_A_STEP)
 
 
 def _lives(evidence: Evidence, calls: pl.DataFrame) -> pl.DataFrame:
