@@ -97,6 +97,12 @@ def install(log_dir):
 
 
 @pytest.fixture
+def stored(monkeypatch):
+    """Store the tables of a run of any size, as those of a large one: the next command reads them."""
+    monkeypatch.setattr("sglang_instrument.analysis.store.homes._WORTHWHILE_BYTES", 1)
+
+
+@pytest.fixture
 def records_below():
     """Read a folder: `records_below(folder)` is {path: [record, ...]}, control records included."""
     return read_records

@@ -154,7 +154,7 @@ class Recorder:
         event_loop.forget_loops()
         context.forget_all()
         binding.keep_inherited()
-        identity.ask_again()
+        identity.begin_child()
         if self.config.sync == "events":
             self._held_back.abandon()
         # Kept: to destroy them would copy the memory in which they lie.

@@ -56,7 +56,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["plain", "colour"])
-def said(request, capsys, monkeypatch):
+def said(request, capsys, monkeypatch, stored):
     """Run a command; return its output, which must contain no control character."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
@@ -83,7 +83,7 @@ def test_no_command_prints_terminal_escape_sequences(command, run, said):
 
 
 @pytest.mark.parametrize("command", READING, ids=lambda command: " ".join(map(str, command)))
-def test_json_holds_no_control_characters_and_no_colours(command, run, capsys, monkeypatch):
+def test_json_holds_no_control_characters_and_no_colours(command, run, stored, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     name, *options = map(str, command)
     assert main([name, str(run), *options, "--json"]) in (0, 1)

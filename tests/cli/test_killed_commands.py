@@ -140,11 +140,16 @@ def begin(world: World) -> None:
     shutil.copytree(world.folder.parent / "template", world.folder)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_killed_command_loses_nothing_and_goes_on(name: str, world: World) -> None:
-    case = CASES[name]
+@pytest.fixture(scope="module")
+def before(world: World) -> Any:
+    """What `summary` says before any command."""
     begin(world)
-    before = summary(world)
+    return summary(world)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_killed_command_loses_nothing_and_goes_on(name: str, world: World, before: Any) -> None:
+    case = CASES[name]
     begin(world)
     ended = world.commands.run(*case.words(world))
     assert ended.code == 0, ended.said

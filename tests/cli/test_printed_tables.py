@@ -39,7 +39,7 @@ def logs(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _no_wishes(monkeypatch):
+def _no_wishes(monkeypatch, stored):
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -78,6 +78,7 @@ def rust(tmp_path_factory):
         instrumented(folder, SGLANG_RUST_SERVER="1", **RUN_ID, **detail),
         "--max-running-requests=8",
         "--enable-forward-pass-metrics",
+        forked=True,
     )
     try:
         replies = asked(server, folder)

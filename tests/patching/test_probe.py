@@ -696,7 +696,7 @@ def test_a_region_is_asked_for_its_process_until_it_has_said_all(program, record
     for _ in range(4):
         module.launch(server)
     assert (server.asked, identity.process_worker()) == (2, 7)
-    identity.ask_again()  # as in a forked child
+    identity.begin_child()
     module.launch(server)
     assert server.asked == 3
 

@@ -16,6 +16,7 @@ SERVER: Final = "SGLANG_INSTRUMENT_SERVER"
 
 _said: str = DEFAULT_ROLE  # set by install(role=...)
 _learned: str = DEFAULT_ROLE  # from the trainer's own objects; stays true after uninstall() and install()
+_is_of_parent = False  # in a forked child: what was learned is its parent's, until it learns its own
 _worker: int | None = None
 _tp: int | None = None
 _kind: str | None = None  # of servers with their own numbering: those of a reward model, of a teacher
@@ -36,9 +37,9 @@ def learn(role: Any = None, worker: Any = None, tp: Any = None, teller: object =
     `agent_loop_worker_3`. `tp` is the tensor-parallel rank within one worker. `teller` is the plan with these
     fields, if all of them could be read.
     """
-    global _learned, _worker, _tp, _kind
-    if _learned == DEFAULT_ROLE:
-        _learned = word(role) or DEFAULT_ROLE
+    global _learned, _is_of_parent, _worker, _tp, _kind
+    if (_learned == DEFAULT_ROLE or _is_of_parent) and (known := word(role)):
+        _learned, _is_of_parent = known, False
     if _learned == "server" and _kind is None:
         _kind = ray_actor.kind_in_name(_learned)
     if worker is None and not _inherited_rank().isdigit():
@@ -63,6 +64,13 @@ def ask_again() -> None:
     _tellers.clear()
 
 
+def begin_child() -> None:
+    """Keep the parent's identity in a forked child until it learns its own, as an engine's scheduler does."""
+    global _is_of_parent
+    _is_of_parent = True
+    ask_again()
+
+
 def process_role() -> str:
     """Return the role of records without a bound role."""
     return _learned if _said == DEFAULT_ROLE else _said
@@ -85,8 +93,9 @@ def file_name(role: str, worker: int) -> str:
 
 def forget() -> None:
     """Forget the identity of this process, as at its start."""
-    global _said, _learned, _worker, _tp, _kind
-    _said, _learned, _worker, _tp, _kind = DEFAULT_ROLE, DEFAULT_ROLE, None, None, None
+    global _said, _learned, _is_of_parent, _worker, _tp, _kind
+    _said, _learned, _is_of_parent = DEFAULT_ROLE, DEFAULT_ROLE, False
+    _worker, _tp, _kind = None, None, None
     ask_again()
 
 

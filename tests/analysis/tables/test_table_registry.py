@@ -56,7 +56,7 @@ def test_a_column_says_what_it_is_and_ends_in_its_unit(name):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_notebook_gets_a_table_with_the_declared_columns_and_types(logs, name):
+def test_a_notebook_gets_a_table_with_the_declared_columns_and_types(logs, stored, name):
     frame = open_run(logs).table(name)
     assert dict(frame.schema) == TABLES[name].schema
 
@@ -95,7 +95,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize(("command", "options"), [(name, each) for name in ASKED for each in ASKED[name]])
-def test_json_is_as_its_schema_says(logs, capsys, command, options):
+def test_json_is_as_its_schema_says(logs, stored, capsys, command, options):
     assert main([command, "--json-schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert main([command, str(logs), "--json", *options.split()]) == 0
@@ -134,7 +134,7 @@ def test_commands_name_the_tables_that_they_print():
 def changed(tmp_path_factory, logs):
     """A copy of the package with one line more in one file, and one file more."""
     copied = tmp_path_factory.mktemp("changed") / "sglang_instrument"
-    shutil.copytree(PACKAGE, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, copied)  # with what is compiled of it: files keep their times
     if not (copied / "patches").exists():
         shutil.copytree(PACKAGE.parent / "patches", copied / "patches")
     requests = copied / "analysis/tables/rollout/requests.py"
@@ -158,45 +158,70 @@ def with_checked_tokens(line):
 
 @pytest.fixture
 def ask(changed):
-    def run(code):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=changed)
+    """Run pieces of code one after another in a process of the changed package; return what each prints."""
+
+    def run(*pieces):
+        program = [sys.executable, "-c", ASKING, json.dumps(pieces)]
+        done = subprocess.run(program, capture_output=True, text=True, cwd=changed)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return json.loads(done.stdout)
 
     return run
 
 
+ASKING = """
+import contextlib, io, json, sys
+printed = []
+for piece in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(piece, {})
+    printed.append(output.getvalue())
+print(json.dumps(printed))
+"""
+
+
 def command(*arguments):
     words = list(map(str, arguments))
-    return f"from sglang_instrument.cli.main import main; raise SystemExit(main({words!r}))"
+    return f"from sglang_instrument.cli.main import main; assert main({words!r}) == 0"
 
 
 def test_one_line_adds_a_field_of_the_log_as_a_column_everywhere(ask, logs):
-    printed = ask(command("requests", logs)).splitlines()
-    assert "checked tokens" in printed[1]
-    assert json.loads(ask(command("requests", logs, "--json")))["requests"][0]["checked_tokens"] == 17
-    assert "tokens that the checker read [checked_tokens]" in " ".join(
-        ask(command("requests", "--explain")).split()
+    asked = "select distinct checked_tokens from requests"
+    framed = f"from sglang_instrument.analysis import open_run; print(open_run({str(logs)!r}).requests()"
+    printed, rows, explained, schema, answer, csv, column, page = ask(
+        command("requests", logs),
+        command("requests", logs, "--json"),
+        command("requests", "--explain"),
+        command("requests", "--json-schema"),
+        command("sql", logs, asked, "--json"),
+        command("sql", logs, asked, "--csv"),
+        f"{framed}['checked_tokens'].unique().to_list())",
+        PAGE,
     )
-    schema = json.loads(ask(command("requests", "--json-schema")))
-    row = schema["properties"]["requests"]["items"]["properties"]
+    assert "checked tokens" in printed.splitlines()[1]
+    assert json.loads(rows)["requests"][0]["checked_tokens"] == 17
+    assert "tokens that the checker read [checked_tokens]" in " ".join(explained.split())
+    row = json.loads(schema)["properties"]["requests"]["items"]["properties"]
     assert row["checked_tokens"] == {
         "type": ["integer", "null"],
         "description": "tokens that the checker read",
     }
-    asked = "select distinct checked_tokens from requests"
-    assert json.loads(ask(command("sql", logs, asked, "--json")))["rows"] == [{"checked_tokens": 17}]
-    assert ask(command("sql", logs, asked, "--csv")).split() == ["checked_tokens", "17"]
-    framed = f"from sglang_instrument.analysis import open_run; print(open_run({str(logs)!r}).requests()"
-    assert "17" in ask(f"{framed}['checked_tokens'].unique().to_list())")
-    assert "| checked tokens | `checked_tokens` | integer | tokens that the checker read |" in ask(PAGE)
+    assert json.loads(answer)["rows"] == [{"checked_tokens": 17}]
+    assert csv.split() == ["checked_tokens", "17"]
+    assert "17" in column
+    assert "| checked tokens | `checked_tokens` | integer | tokens that the checker read |" in page
 
 
 def test_one_file_adds_a_table(ask, logs):
-    assert "greeting_sec\n0.5" in ask(command("sql", logs, "select greeting_sec from greetings", "--csv"))
     framed = f"from sglang_instrument.analysis import open_run; print(open_run({str(logs)!r})"
-    assert "1.5" in ask(f"{framed}.table('greetings'))")
-    assert "| greeting | `greeting_sec` | number, seconds | how long it greets |" in ask(PAGE)
+    csv, table, page = ask(
+        command("sql", logs, "select greeting_sec from greetings", "--csv"),
+        f"{framed}.table('greetings'))",
+        PAGE,
+    )
+    assert "greeting_sec\n0.5" in csv
+    assert "1.5" in table
+    assert "| greeting | `greeting_sec` | number, seconds | how long it greets |" in page
 
 
 PAGE = f"""

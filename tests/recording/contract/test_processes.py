@@ -196,6 +196,35 @@ def test_a_forked_child_writes_its_own_file_and_leaves_its_parents_alone(run_scr
     assert [record["event"] for record in files["step_1/worker_0.jsonl"]].count("step_closed") == 1
 
 
+def test_a_forked_child_has_the_role_that_it_learns_else_its_parents(run_script):
+    script = run_script(
+        """
+        import os
+        import sglang_instrument as si
+        from sglang_instrument.recording.measure import identity
+
+        si.install()
+        identity.learn("server", 2)
+        si.event("served")
+        for own in (("scheduler", None, 0), ()):
+            if not (child := os.fork()):
+                if own:
+                    identity.learn(*own)
+                    identity.learn("worker")  # the first counts
+                si.event("forked")
+                si.flush(600)
+                os._exit(0)
+            os.waitpid(child, 0)
+        """
+    )
+    forked = {
+        path.partition(".")[0]: sum(record["event"] == "forked" for record in records)
+        for path, records in script.records.items()
+    }
+    assert forked.pop("engine/scheduler_2_tp0") == 1
+    assert forked == {"engine/server_2": 1}
+
+
 @pytest.mark.parametrize("durability", ["buffered", "line"])
 def test_a_child_that_is_forked_inside_a_step_goes_on_inside_it_and_ends_it(run_script, durability):
     script = run_script(
