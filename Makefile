@@ -24,7 +24,7 @@ PYTEST := $(CACHED) $(BIN)/python -m pytest $(PARALLEL)
 
 # Tests of recording and patching, which also run in pure Python, but for those that compiled code does not reach,
 # and those that start programs of both kinds themselves.
-NOT_PURE := patching/test_anchors.py patching/test_fields.py patching/test_fuzz.py patching/test_pickling.py \
+NOT_PURE := patching/test_anchors.py patching/test_fields.py patching/test_pickling.py \
 	patching/test_rewrite.py recording/settings/test_configuration.py recording/settings/test_machine.py \
 	patching/test_sites.py patching/test_tables.py patching/test_watched_imports.py recording/contract/test_children.py \
 	recording/contract/test_gevent.py recording/contract/test_late_records.py recording/contract/test_out_of_memory.py \
