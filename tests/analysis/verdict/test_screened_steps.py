@@ -7,9 +7,11 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.verdict.detectors.calls import more_work
 from sglang_instrument.analysis.verdict.detectors.calls.more_work import _steps_with_more
 from sglang_instrument.analysis.verdict.detectors.long_replies import _shifted
+from sglang_instrument.analysis.verdict.evidence.chance import chances_of_higher_logs
 from sglang_instrument.analysis.verdict.evidence.effects import Limits, Shift, find_shift
 from sglang_instrument.analysis.verdict.evidence.series.cuts import cuts_with_least_scatter
 from sglang_instrument.analysis.verdict.evidence.tools.slow_tools import _all_slow, _may_be_slow, _some_slow
@@ -59,9 +61,9 @@ def test_a_step_with_more_is_not_left_out(cells):
     screened = list(_steps_with_more(table))
     with_all = more_work._may_have_more
     try:
-        more_work._may_have_more = lambda counts, _: (
-            counts.group_by("step", "validate", maintain_order=True).agg().rows()
-        )
+        more_work._may_have_more = lambda counts, together: chances_of_higher_logs(
+            counts, "number_of", STEP, "validate", together
+        ).rows()
         assert list(_steps_with_more(table)) == screened
     finally:
         more_work._may_have_more = with_all

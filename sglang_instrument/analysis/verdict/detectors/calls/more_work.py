@@ -12,6 +12,7 @@ from sglang_instrument.analysis.verdict.evidence.chance import (
     chance_of_higher_mean,
     chance_of_higher_ranks,
     chance_of_moments,
+    chances_of_higher_logs,
     chances_of_higher_ranks,
     drawn_together,
 )
@@ -31,7 +32,7 @@ MORE_TURNS: Final = NamedCause(
     "more-turns",
     "step",
     "the requests of a step had at least 1.2 times as many turns as those of the other steps, by tests of "
-    "their ranks and means",
+    "their ranks, means and logarithms",
     "no fault of the engine: a limit of turns, or other prompts; `turns LOGS{step}`",
     not_planted=_NOT_PLANTED,
 )
@@ -39,7 +40,7 @@ LONG_PROMPTS: Final = NamedCause(
     "long-prompts",
     "step",
     "the first prompts of a step's requests were at least 1.2 times as long as those of the other steps, by "
-    "tests of their ranks and means",
+    "tests of their ranks, means and logarithms",
     "no fault of the engine: its prefills take as long as their tokens; `lengths LOGS{step}`",
     not_planted=_NOT_PLANTED,
 )
@@ -128,12 +129,13 @@ def _late_by_prompts(evidence: Evidence, place: dict[str, Any], times: float) ->
 def _steps_with_more(rows: pl.DataFrame) -> Iterator[tuple[dict[str, Any], float]]:
     """Yield the steps whose `number_of` is higher than in the others, with how many times as high it is.
 
-    The factor is that of the means; the tests are Mann and Whitney's of the ranks, and Welch's of the means.
+    The factor is that of the means; the tests are Mann and Whitney's of the ranks, Welch's of the means, and
+    Student's of the logarithms, which tells more of a few groups.
     """
     counts = rows.with_columns(pl.col("number_of").cast(pl.Float64)).drop_nulls("step")
     counts = counts.with_columns(log=pl.col("number_of").log())
     together = drawn_together(counts, "log", [*STEP, "group"], STEP)
-    for step, validate in _may_have_more(counts, together):
+    for step, validate, chance in _may_have_more(counts, together):
         of_kind = counts.filter(validate=validate)
         part, others = of_kind.filter(step=step), of_kind.filter(pl.col("step") != step)
         if min(len(part), len(others)) < _FEWEST:
@@ -144,19 +146,24 @@ def _steps_with_more(rows: pl.DataFrame) -> Iterator[tuple[dict[str, Any], float
         if times < _TIMES:
             continue
         tests = chance_of_higher_ranks, chance_of_higher_mean
-        tries = len(tests) * (1 + others["step"].n_unique())
-        if min(test(mine, usual, together) for test in tests) * tries < _CHANCE:
+        chances = [chance, *(test(mine, usual, together) for test in tests)]
+        if min(chances) * len(chances) * (1 + others["step"].n_unique()) < _CHANCE:
             yield {"step": int(step), "validate": bool(validate)}, times
 
 
-def _may_have_more(counts: pl.DataFrame, together: float) -> Iterator[tuple[int, bool]]:
-    """Yield the steps that may have more than the others: all others need not be looked at one by one."""
+def _may_have_more(counts: pl.DataFrame, together: float) -> Iterator[tuple[int, bool, float]]:
+    """Yield the steps that may have more than the others, with the chance that their logarithms tell.
+
+    All others need not be looked at one by one.
+    """
     number, of_kind = pl.col("number_of"), "validate"
     cells = chances_of_higher_ranks(counts, "number_of", STEP, of_kind, together)
     sums = counts.group_by(STEP).agg(total=number.sum(), squares=(number**2).sum())
-    cells = cells.join(sums, on=STEP, maintain_order="left")
+    by_logs = chances_of_higher_logs(counts, "number_of", STEP, of_kind, together)
+    for more in (sums, by_logs.rename({"chance": "of_logs"})):
+        cells = cells.join(more, on=STEP, maintain_order="left")
     every = cells.select(pl.col("total", "squares").sum().over(of_kind))
-    tries = cells.select(2 * pl.len().over(of_kind)).to_series()
+    tries = cells.select(3 * pl.len().over(of_kind)).to_series()
     for row, total, squares, times_tried in zip(
         cells.iter_rows(named=True), every["total"], every["squares"], tries, strict=True
     ):
@@ -164,10 +171,10 @@ def _may_have_more(counts: pl.DataFrame, together: float) -> Iterator[tuple[int,
             continue
         mine = Moments.of_sums(row["count"], row["total"], row["squares"])
         usual = Moments.of_sums(row["others"], total - row["total"], squares - row["squares"])
-        chance = min(row["chance"], chance_of_moments(mine, usual, together))
+        chance = min(row["chance"], row["of_logs"], chance_of_moments(mine, usual, together))
         is_more = mine.mean >= _TIMES / AS_ROUNDED * usual.mean
         if is_more and chance * times_tried < _CHANCE * AS_ROUNDED:
-            yield row["step"], row["validate"]
+            yield row["step"], row["validate"], row["of_logs"]
 
 
 def _of_step(rows: pl.DataFrame, place: dict[str, Any]) -> pl.DataFrame:

@@ -5,6 +5,7 @@ A worker sees its own calls alone; where servers log, what each ran at the time 
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import polars as pl
 
@@ -12,14 +13,15 @@ from sglang_instrument.analysis.verdict.evidence.effects import median_of_others
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.evidence.servers.server_parts import server_parts
 
-_MOST_OF_IT: float = 0.5  # of what the calls took more
+_MOST_OF_IT: Final = 0.5  # of what the calls took more
 
 
 def beyond_load(evidence: Evidence, slow: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     """Return the slow steps, or workers in them, whose calls took longer than their servers' load explains.
 
     What is left without the queue, the prefills of other calls, and what so many tokens take beside so many
-    calls must make half of the excess. Where servers did not log, nothing is taken away.
+    calls must make half of the excess; or the tokens alone must have taken so much longer, where other parts
+    of the calls took most of the time. Where servers did not log, nothing is taken away.
 
     Args:
         evidence: The evidence.
@@ -31,8 +33,12 @@ def beyond_load(evidence: Evidence, slow: pl.DataFrame, by: Sequence[str]) -> pl
         return slow
     slower = [pl.col(f"{part}_sec") - pl.col(f"{part}_usual_sec") for part in ("decode", "prefill")]
     rest = pl.sum_horizontal(*slower, "network_sec", "tokenizer_sec")
-    shares = calls.group_by(by).agg(share=rest.sum() / pl.col("call_sec").sum())
-    shares = shares.with_columns(more=pl.col("share") - median_of_others("share", ["validate"]))
-    known = slow.join(shares.select(*by, "more"), on=by, how="left", maintain_order="left")
-    due = _MOST_OF_IT * (1 - (-pl.col("excess")).exp())
-    return known.filter((pl.col("more") >= due).fill_null(value=True)).drop("more")
+    decoded = pl.col("decode_sec").sum() / pl.col("decode_usual_sec").sum()
+    cells = calls.group_by(by).agg(share=rest.sum() / pl.col("call_sec").sum(), decoded=decoded.log())
+    cells = cells.with_columns(
+        pl.col(name) - median_of_others(name, ["validate"]) for name in ("share", "decoded")
+    )
+    known = slow.join(cells, on=by, how="left", maintain_order="left")
+    is_more = pl.col("share") >= _MOST_OF_IT * (1 - (-pl.col("excess")).exp())
+    is_slow = pl.col("decoded") >= _MOST_OF_IT * pl.col("excess")
+    return known.filter((is_more | is_slow).fill_null(value=True)).drop("share", "decoded")

@@ -1,8 +1,9 @@
 """Find when a server stood still: its scheduler had requests, and for seconds did nothing for any of them.
 
 The physical fact: a scheduler that runs batches logs its gauges once a second, and each admission, first
-token and end of a request. If none of these came although requests ran, it ran no batch. An update of its
-weights is not counted. Only pauses that are rare tell of a stop: one long prefill after another is slow work.
+token and end of a request. If none of these came although requests ran, or had been sent, it ran no batch. An
+update of its weights is not counted. Only pauses that are rare tell of a stop: one long prefill after another
+is slow work.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from sglang_instrument.analysis.answers.engine.requests import cached_engine_requests
+from sglang_instrument.analysis.answers.gaps import loop_blocks
 from sglang_instrument.analysis.ledger.ledger import STEP
 from sglang_instrument.analysis.timing.open_spans import Array, integral
 
@@ -42,6 +44,7 @@ def silences_of(evidence: Evidence) -> pl.DataFrame:
     if evidence.run is None or gauges.is_empty():
         return pl.DataFrame(schema=_SCHEMA)
     requests = cached_engine_requests(evidence.run).drop_nulls(["server", "scheduler", "start_us", "end_us"])
+    requests = requests.join(_sent(evidence), on="rid", how="left", maintain_order="left")
     silences = []
     for (server,), mine in requests.partition_by("server", as_dict=True, maintain_order=True).items():
         at_us = gauges.filter(pl.col("scheduler").is_in(mine["scheduler"].unique().implode()))["at_us"]
@@ -52,19 +55,32 @@ def silences_of(evidence: Evidence) -> pl.DataFrame:
     )
 
 
+def _sent(evidence: Evidence) -> pl.DataFrame:
+    """Return when calls were sent, in seconds: rid, sent. Those whose caller could not send are left out."""
+    calls = evidence.served.drop_nulls("rid").unique("rid")
+    blocks = loop_blocks(evidence.files).filter(role="worker")
+    blocks = blocks.select("worker", to_us="at_us", from_us=pl.col("at_us") - pl.col("blocked_sec") * 1e6)
+    met = calls.select("rid", "worker", "start_us", "end_us").join(blocks, on="worker")
+    met = met.filter((pl.col("start_us") < pl.col("to_us")) & (pl.col("end_us") > pl.col("from_us")))
+    return calls.join(met, on="rid", how="anti").select("rid", sent=pl.col("start_us") / 1e6)
+
+
 def _silences(server: str, requests: pl.DataFrame, gauges: Array, updates: pl.DataFrame) -> pl.DataFrame:
     """Return the silences of a server: server, from_us, to_us."""
     zero = pl.lit(0.0)
     parts = ("queue", "prefill", "transfer", "decode", "retracted")
     spent = {part: pl.coalesce(f"{part}_sec", zero) for part in parts}
     received = (pl.col("end_us") / 1e6 - sum(spent.values(), zero)).alias("received")
-    times = requests.select(received, pl.col("end_us") / 1e6, queue=spent["queue"], prefill=spent["prefill"])
+    times = requests.select(
+        received, "sent", pl.col("end_us") / 1e6, queue=spent["queue"], prefill=spent["prefill"]
+    )
     begin, end = times["received"].to_numpy(), times["end_us"].to_numpy()
+    sent = times.select(pl.min_horizontal("received", "sent")).to_series().to_numpy()
     admitted = begin + times["queue"].to_numpy()
     moments = np.unique(
         np.concatenate([gauges, begin, admitted, admitted + times["prefill"].to_numpy(), end])
     )
-    having = integral(begin, end, union=True)
+    having = integral(sent, end, union=True)
     updating = integral(updates["from_us"].to_numpy() / 1e6, updates["to_us"].to_numpy() / 1e6, union=True)
     rows = []
     for since, until in pairwise(moments.tolist()):
