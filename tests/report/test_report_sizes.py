@@ -51,7 +51,7 @@ def reports(tmp_path_factory):
     slow = Plateau(2, ACCUSED, start_sec=2.0, end_sec=200.0, requests=3)
     runs = {
         "one": synthetic_run(folder / "one", steps=2, workers=1, requests=3),
-        "wide": synthetic_run(folder / "wide", steps=7, workers=48, requests=3, seed=2, causes=[slow]),
+        "wide": synthetic_run(folder / "wide", steps=4, workers=48, requests=3, seed=2, causes=[slow]),
         "long": synthetic_run(folder / "long", steps=130, workers=2, requests=1),
     }
     for name, run in runs.items():

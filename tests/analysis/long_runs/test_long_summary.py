@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from sglang_instrument.analysis.long_runs import pieces, summary
 from sglang_instrument.analysis.long_runs.reduced import Reduced
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run import digest_of_run
-from sglang_instrument.analysis.verdict import overlaps, verdict
-from sglang_instrument.analysis.verdict.detectors.endings import find_endings
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import Death, SlowEngine, Trainer, synthetic_run
 
@@ -28,10 +25,10 @@ Told = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def detectors_that_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one detector look where a test compares what depends on no finding: all 30 take longest."""
+def detectors_that_look(request: pytest.FixtureRequest) -> None:
+    """Let one detector look, but for tests of findings."""
     if "all_detectors" not in request.fixturenames:
-        monkeypatch.setattr(verdict, "findings_in", partial(overlaps.findings_in, detectors=[find_endings]))
+        request.getfixturevalue("one_detector")
 
 
 @pytest.fixture
