@@ -101,3 +101,14 @@ def test_some_rewards_that_are_slow_from_a_step_on_are_named(tmp_path):
     later = run.digest.requests.filter(pl.col("step") >= rewards.steps[0])
     assert first.evidence["of"] == later.filter(pl.col("reward_sec") > 0).height
     assert 0 < first.evidence["calls"] <= first.evidence["of"] / 2
+
+
+@pytest.mark.parametrize(("family", "seed"), [(ROUTED, 1850001), (ONE_OFF, 1850002)])
+def test_replies_to_a_few_hard_prompts_are_drawn(tmp_path, family, seed):
+    findings, _ = found_in(tmp_path, draw_shape(family, seed, hidden=True))
+    assert not any(finding.cause == "long-replies" and finding.scope == "worker" for finding in findings)
+
+
+def test_calls_that_queued_at_a_busy_server_are_no_slow_calls(tmp_path):
+    findings, _ = found_in(tmp_path, draw_shape(OVERSAMPLED, 1850016, hidden=True))
+    assert "slow-calls" not in causes(findings)

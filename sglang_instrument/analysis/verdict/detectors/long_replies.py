@@ -42,6 +42,7 @@ _LIMITS: Final = Limits(times=1.3, spread=0.03)
 _FEWEST: Final = 40  # replies; with fewer, the tail of their lengths is not known
 _CHANCE: Final = 3e-3  # largest allowed probability that the longest reply is drawn from the others
 _CHANCE_OF_A_SHIFT: Final = 1e-3  # the same that a step's replies are, over all steps
+_CHANCE_OF_A_WORKER: Final = 2e-4  # of a few prompts it is known only roughly how far their lengths scatter
 _FEW_WORKERS: Final = 2  # of steps: each has only one other to be compared with
 _LEAST_SHIFT: Final = 1.1
 _LONG: Final = 1.3  # times the median step, and a step gets a finding for its long replies
@@ -136,7 +137,7 @@ def _long_workers(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Findin
     if len(cells) <= _FEW_WORKERS:
         return
     is_long = (pl.col("others") >= _FEWEST) & (pl.col("times") >= _LIMITS.times)
-    is_no_draw = pl.col("chance") * len(cells) <= _CHANCE_OF_A_SHIFT
+    is_no_draw = pl.col("chance") * len(cells) <= _CHANCE_OF_A_WORKER
     for row in cells.filter(is_long & is_no_draw).iter_rows(named=True):
         times = row["times"]
         part = requests.filter(pl.all_horizontal(pl.col(name) == row[name] for name in STEP_OF_WORKER))

@@ -79,6 +79,8 @@ def _of_some_calls(evidence: Evidence, kind: str, work: Work) -> Iterator[Explai
         return
     first = int(steps["step"][cut])
     calls = timed.filter(pl.col("is_far") & (pl.col("step") >= first))
+    if 2 * calls["worker"].n_unique() <= timed["worker"].n_unique():
+        return  # the work of these workers is slow, and not that of a backend of all
     calls = calls.with_columns(excess_sec=pl.col("sec") - pl.col("usual_sec"))
     lost = evidence.worth(evidence.lost_in_requests_or_flow(calls))
     if lost.is_empty():

@@ -19,6 +19,7 @@ from sglang_instrument.analysis.verdict.evidence.detector import (
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
+from sglang_instrument.analysis.verdict.evidence.servers.queues import explained_by_queues
 from sglang_instrument.analysis.verdict.evidence.work import FAR_TIMES
 
 _NAMED_IF: Final = (
@@ -48,10 +49,11 @@ def find_slow_calls(evidence: Evidence) -> Findings:
     """Yield a finding for each worker with calls that are longer than chance explains.
 
     The physical fact: these calls took longer than all others of their kind scatter. Tools are of a kind if
-    they have one name.
+    they have one name. A call that queued as others of the run do had no slow engine.
     """
     for kind in KINDS:
-        answers = list(_of_kind(evidence, kind))
+        seen = evidence.without([explained_by_queues(evidence)]) if kind == "engine" else evidence
+        answers = list(_of_kind(seen, kind))
         if kind == "tool":
             answers = _of_tools_by_name(evidence, answers)
         yield from answers
