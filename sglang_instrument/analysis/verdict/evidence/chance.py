@@ -13,7 +13,7 @@ AS_ROUNDED: Final = 1.001
 _TAIL: Final = 0.1  # share of them that forms the tail
 _FEWEST_OF_A_TAIL: Final = 5
 _PRIOR_VALUES: Final = 2
-_NEAR: Final = 2.0  # standard errors: what is nearer is no outlier by any test
+_NEAR: Final = 3.5  # standard errors: what is nearer is no outlier of a few steps by any test here
 _FEWEST_OF_A_MEAN: Final = 20  # draws; means of fewer are not distributed normally
 
 Array = np.ndarray[Any, np.dtype[Any]]

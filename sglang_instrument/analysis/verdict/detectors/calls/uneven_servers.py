@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence.chance import chance_of_one_more, chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.chance import Array, chance_of_one_more, chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.detector import (
     Explained,
     Findings,
@@ -54,11 +54,12 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
     together = _sent_together(homes)
     steps = [(part, _lived(lives, part)) for _, part in calls.group_by(STEP, maintain_order=True)]
     shares = [float(_spent(part)["sec"].max() or 0.0) / float(part["call_sec"].sum()) for part, _ in steps]  # type: ignore[arg-type]
+    standing_out = _standing_out(shares)
     # What one step alone got tells nothing of the others.
     whole = [
         in_step_of(homes, part)
         for number, (part, servers) in enumerate(steps)
-        if servers == len(lives) and not _stands_out(shares, number)
+        if servers == len(lives) and number not in standing_out
     ]
     of_run = _unlikely(pl.concat(whole), len(lives), 1, together) if whole else set()
     answers: dict[str, list[Explained]] = {}
@@ -68,7 +69,7 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
         if servers < 2 or most_sec * servers <= _UNEVEN * float(part["call_sec"].sum()):
             continue
         unlikely = _unlikely(homes_in_step, servers, len(evidence.windows), together)
-        if busiest in of_run or (busiest in unlikely and _stands_out(shares, number)):
+        if busiest in of_run or (busiest in unlikely and number in standing_out):
             of_server = answers.setdefault(str(busiest), [])
             of_server += _uneven(evidence, part, homes_in_step, busiest, servers)
     for of_server in answers.values():
@@ -76,16 +77,23 @@ def find_uneven_servers(evidence: Evidence) -> Findings:
         yield from [_in_most_steps(of_server, len(steps))] if is_usual else of_server
 
 
-def _stands_out(shares: list[float], number: int) -> bool:
-    """Return whether the busiest server of a step has a larger share than the router gives in other steps."""
+def _standing_out(shares: list[float]) -> set[int]:
+    """Return the numbers of the steps whose busiest server has a larger share than in the others."""
     logs = np.log(shares)
-    others = np.delete(logs, number)
-    if len(others) and logs[number] - np.median(others) <= math.log(_UNEVEN):
+    if len(logs) < 2:
+        return set(range(len(logs)))
+    below_the_median = np.sort(logs)[len(logs) // 2 - 1]  # the median of the others is no less
+    high = np.flatnonzero(logs - below_the_median > math.log(_UNEVEN))
+    return {int(number) for number in high if _stands_out(logs[number], np.delete(logs, number))}
+
+
+def _stands_out(log: float, others: Array) -> bool:
+    if log - np.median(others) <= math.log(_UNEVEN):
         return False
-    if len(shares) < FEWEST_STEPS:
+    if len(others) + 1 < FEWEST_STEPS:
         return True
-    chance = chance_of_one_more(logs[number : number + 1], others, _SPREAD)
-    return bool(chance[0] * len(shares) < CHANCE_OF_A_STEP)
+    chance = chance_of_one_more(np.array([log]), others, _SPREAD)
+    return bool(chance[0] * (len(others) + 1) < CHANCE_OF_A_STEP)
 
 
 def _lives(evidence: Evidence, calls: pl.DataFrame) -> pl.DataFrame:
