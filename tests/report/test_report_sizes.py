@@ -75,8 +75,8 @@ def test_no_chart_is_larger_than_its_place(page, reports, name, width):
     assert page.complaints() == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+# `test_report_access.py` looks at a report of few workers in both themes at both widths.
+@pytest.mark.parametrize(("theme", "width"), [("light", WIDTHS[0]), ("dark", WIDTHS[1])])
 def test_axe_finds_no_violation_in_a_report_of_many_workers(page, reports, theme, width):
     source = axe_source()
     look(page.open(reports / "wide.html"), width, theme)

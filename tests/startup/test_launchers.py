@@ -119,9 +119,7 @@ def assert_one_run(run, ranks):
     assert processes.older == []
 
 
-@pytest.mark.parametrize(
-    "way", [way for way in TORCHRUN if way != FIXED]
-)  # which the next test starts, twice
+@pytest.mark.parametrize("way", [way for way in TORCHRUN if way != FIXED])  # the next test starts that one
 def test_ranks_of_torchrun_are_one_run(started, way):
     pytest.importorskip("torch")
     switch = SWITCHED if "two nodes" in way else {}  # with the switch, the launchers install, too
