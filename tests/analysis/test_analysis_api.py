@@ -59,14 +59,34 @@ def wasted_of(run: Run) -> pl.DataFrame:
     return a.waste_table(sampled_of(run), run.digest)
 
 
+def made_once(make: Callable[[Run], Any], run: Run) -> Any:
+    """What a function returns of a run: of those that take longest, each part of the answer is a key."""
+    if (make, run.folder) not in _MADE:
+        _MADE[make, run.folder] = make(run)
+    return _MADE[make, run.folder]
+
+
+_MADE: dict[tuple[Callable[[Run], Any], Path], Any] = {}
+
+
+def beside_itself(run: Run) -> Any:
+    return a.compare_runs(run, run)
+
+
+def of_100_steps(run: Run) -> Any:
+    return a.forecast_run(run, 100, 8)
+
+
 def compared(run: Run) -> Any:
-    """The run beside itself; compared once."""
-    if run.folder not in _COMPARED:
-        _COMPARED[run.folder] = a.compare_runs(run, run)
-    return _COMPARED[run.folder]
+    return made_once(beside_itself, run)
 
 
-_COMPARED: dict[Path, Any] = {}
+def advised(run: Run) -> Any:
+    return made_once(a.advise, run)
+
+
+def forecast(run: Run) -> Any:
+    return made_once(of_100_steps, run)
 
 
 def steps_of(run: Run) -> Any:
@@ -202,26 +222,26 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "advise": (
         [],
         {
-            "sentence": lambda run: a.advise(run).sentence,
-            "levers": lambda run: a.advise(run).rows(str(run.folder)),
-            "together": lambda run: a.advise(run).together,
-            "step_sec": lambda run: a.advise(run).step_sec,
-            "mend_first": lambda run: a.advise(run).mend_first and a.advise(run).mend_first.sentence,
+            "sentence": lambda run: advised(run).sentence,
+            "levers": lambda run: advised(run).rows(str(run.folder)),
+            "together": lambda run: advised(run).together,
+            "step_sec": lambda run: advised(run).step_sec,
+            "mend_first": lambda run: advised(run).mend_first and advised(run).mend_first.sentence,
             "limits": lambda run: a.limit_table(run).to_dicts(),
-            "missing": lambda run: a.advise(run).missing,
-            "assumptions": lambda run: a.advise(run).assumptions,
+            "missing": lambda run: advised(run).missing,
+            "assumptions": lambda run: advised(run).assumptions,
         },
     ),
     "forecast": (
         ["--steps", "100", "--gpus", "8"],
         {
-            name: lambda run, name=name: getattr(a.forecast_run(run, 100, 8), name)  # type: ignore[misc]
+            name: lambda run, name=name: getattr(forecast(run), name)  # type: ignore[misc]
             for name in (
                 *("sentence", "last_step", "steps", "steps_left", "from_us", "left_sec", "low_sec"),
                 *("high_sec", "gpus", "growth", "milestones", "caps", "missing", "assumptions"),
             )
         }
-        | {"gpu_hours": lambda run: a.forecast_run(run, 100, 8).gpu_hours()},
+        | {"gpu_hours": lambda run: forecast(run).gpu_hours()},
     ),
     "compare": (
         ["--fail-if", "engine > 1.1x"],
@@ -324,7 +344,7 @@ def test_the_analysis_returns_what_the_command_answers(
         (logs / "processes").mkdir(exist_ok=True)
         (logs / "processes/worker_0.json").write_text('{"run_id": "r", "role": "worker", "rank": 0}')
     if command == "forecast":  # which needs more steps
-        logs = synthetic_run(logs.parent / "longer", steps=6, workers=2)
+        logs = synthetic_run(logs.parent / "longer", steps=6, workers=2, requests=8)
     other = {"compare": [str(logs)], "whatif": ["--validate-with", str(logs)]}.get(command, [])
     assert main([command, str(logs), *other, *arguments, "--json"]) in (0, 1)
     answer = json.loads(capsys.readouterr().out)
