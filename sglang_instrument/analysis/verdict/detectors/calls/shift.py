@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
@@ -100,8 +101,10 @@ def _of_some_calls(evidence: Evidence, kind: str, work: Work) -> Iterator[Explai
 def _cut_by_share(far: Array, calls: Array) -> int | None:
     """Return before which step the share of long calls grew, if each later one has more than all before."""
     shares = far / calls
+    most_before = np.maximum.accumulate(shares)
+    least_after, fewest_after = (np.minimum.accumulate(each[::-1])[::-1] for each in (shares, far))
     for cut in range(_FEWEST_OF_A_SIDE, len(far) - _FEWEST_OF_A_SIDE + 1):
-        if shares[cut:].min() <= FAR_TIMES * shares[:cut].max() or far[cut:].min() < _FEWEST_FAR:
+        if least_after[cut] <= FAR_TIMES * most_before[cut - 1] or fewest_after[cut] < _FEWEST_FAR:
             continue
         usual = (far[:cut].sum() + 1) / (calls[:cut].sum() + 1)
         chance = chance_of_so_many(int(far[cut:].sum()), int(calls[cut:].sum()), float(usual))
