@@ -23,6 +23,7 @@ sglang_instrument.install(experiment="still", log_dir={folder!r})
 @instrument("score", phase="reward")
 def score(number):
     if number == 2:
+        sglang_instrument.flush(600)  # no thread writes what came before while the interpreter is held
         open({folder!r} + "/stands", "w").close()
         {code}
     return 1.0
@@ -77,7 +78,7 @@ def test_a_call_that_holds_the_interpreter_is_named_and_the_last_words_with_it(s
     problem = hang_of(live)
     assert problem.kind == "hang"
     assert "holds its interpreter's lock" in problem.sentence
-    assert "request r1 ended" in problem.sentence
+    assert "last it said: generate of request r2 ended" in problem.sentence
     assert f"py-spy dump --pid {process.pid}" in problem.sentence
     assert live.snapshot().workers[0].state == "hangs"
 
