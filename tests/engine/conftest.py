@@ -83,8 +83,7 @@ def two_servers(tmp_path_factory):
             scratch = folder / f"server_{number}"
             scratch.mkdir()
             environment = instrumented(folder, **run_id, SGLANG_INSTRUMENT_REQUEST_HEADER=REQUEST_HEADER)
-            how = {"forked": number > 0}  # the first shows how processes are reached
-            servers.append(start_server(scratch, environment, *arguments, "--weight-version=0", **how))
+            servers.append(start_server(scratch, environment, *arguments, "--weight-version=0"))
             wait_for(lambda: has_logged(folder / "logs/run/engine"), "not all processes log")
         yield servers
     finally:

@@ -37,7 +37,7 @@ def parallel(tmp_path_factory):
         "SGLANG_TEST_RETRACT_INTERVAL": "10",
         "SGLANG_INSTRUMENT_ENGINE_DETAIL": "batches",
     }
-    server = start_server(folder, instrumented(folder, **settings), "--dp-size=2", overlap=True, forked=True)
+    server = start_server(folder, instrumented(folder, **settings), "--dp-size=2", overlap=True)
     log = folder / "logs/run/engine"
     try:
         body = {"input_ids": PROMPTS, "rid": RIDS, "sampling_params": SAMPLING}

@@ -78,7 +78,6 @@ def rust(tmp_path_factory):
         instrumented(folder, SGLANG_RUST_SERVER="1", **RUN_ID, **detail),
         "--max-running-requests=8",
         "--enable-forward-pass-metrics",
-        forked=True,
     )
     try:
         replies = asked(server, folder)

@@ -32,9 +32,7 @@ def apart_servers(folder: Path, environment: dict[str, str]) -> Iterator[tuple[s
     def start(role: str) -> Server:
         (scratch := folder / role).mkdir()
         mode = ("--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(bootstrap))
-        return start_server(
-            scratch, environment, *mode, "--max-total-tokens=4096", *ARGUMENTS[role], forked=True
-        )
+        return start_server(scratch, environment, *mode, "--max-total-tokens=4096", *ARGUMENTS[role])
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TRANSPORT), os.environ.get("PYTHONPATH", "")]))

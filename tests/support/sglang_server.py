@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from own_group import end_group
-from stand_in_plugin import write_stand_in
 
 from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.demo.model import ensure_model
@@ -109,18 +108,17 @@ def instrumented(folder, **more):
     return {**clean, "SGLANG_INSTRUMENT": "1", **place, **more}
 
 
-def start_server(scratch, environment, *arguments, overlap=False, forked=False):
+def start_server(scratch, environment, *arguments, overlap=False):
     """Start a server and wait until it answers; `scratch` is a folder for its files.
 
-    With `forked`, it forks its processes, which takes half the time: see `forked_processes.py`.
     A free port may be taken before the server listens, and some ports are chosen by SGLang: then once more.
     """
     for _ in range(3):
         try:
-            return _start_server(scratch, environment, *arguments, overlap=overlap, forked=forked)
+            return _start_server(scratch, environment, *arguments, overlap=overlap)
         except PortTakenError:
             shutil.rmtree(scratch / "logs", ignore_errors=True)
-    return _start_server(scratch, environment, *arguments, overlap=overlap, forked=forked)
+    return _start_server(scratch, environment, *arguments, overlap=overlap)
 
 
 @contextmanager
@@ -146,10 +144,8 @@ class PortTakenError(AssertionError):
     """The server did not start, because another process listens at one of its ports."""
 
 
-def _start_server(scratch, environment, *arguments, overlap, forked):
+def _start_server(scratch, environment, *arguments, overlap):
     write_plugin(scratch)
-    if forked:
-        write_stand_in(scratch, "forked_processes:fork")
     path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]

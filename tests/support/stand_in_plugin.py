@@ -8,7 +8,7 @@ def write_stand_in(folder: Path, plugin: str) -> None:
     """Declare `module:function` in `folder`, on the server's PYTHONPATH, and copy the module to it."""
     module = plugin.partition(":")[0]
     shutil.copy(Path(__file__).parent / f"{module}.py", folder)
-    distribution = folder / f"{module}-0.dist-info"
-    distribution.mkdir(exist_ok=True)
-    (distribution / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0\n")
-    (distribution / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{module} = {plugin}\n")
+    distribution = folder / "sglang_stand_in-0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang-stand-in\nVersion: 0\n")
+    (distribution / "entry_points.txt").write_text(f"[sglang.srt.plugins]\nstand_in = {plugin}\n")

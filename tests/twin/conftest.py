@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from awaited import wait_for_rids
 from sglang_server import ARGUMENTS, IN_TURN, instrumented, model_of_the_demo
-from stand_in_plugin import write_stand_in
 
 from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.twin.servers.launches import launched
@@ -50,7 +49,6 @@ def recorded(tmp_path_factory):
     """The real server, and a rollout in a closed loop that was recorded on it."""
     scratch = tmp_path_factory.mktemp("twin")
     write_plugin(scratch)
-    write_stand_in(scratch, "forked_processes:fork")
     path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
     run_id = {"SGLANG_INSTRUMENT_RUN_ID": "20261127T000000-record"}
     environment = {**instrumented(scratch, **run_id), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
