@@ -20,7 +20,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.overlaps import findings_in
 from sglang_instrument.analysis.verdict.verdict import findings_of, verdict_of
 from sglang_instrument.testing import synthetic_run
-from sglang_instrument.testing.kinds import KINDS, sized
+from sglang_instrument.testing.kinds import KINDS, sized, wall_of
 from sglang_instrument.testing.synthetic import write_run
 from sglang_instrument.testing.usual_run import usual_shape
 
@@ -49,6 +49,17 @@ def test_a_cause_that_costs_half_of_its_step_is_the_first_finding(name: str, tmp
     }
     assert findings[0].advice
     assert_the_order_of_detectors_changes_nothing(run)
+
+
+def test_tools_that_are_slow_together_are_one_finding_which_costs_what_all_of_them_do(tmp_path: Path) -> None:
+    kind = KINDS["tool-all"]
+    shape = kind.shape(0)
+    cause = sized(kind, shape, 0.5)
+    first = found_in(write_run(tmp_path / "run", shape, [cause]))[0]
+    usual_sec = wall_of(shape, cause.place[0])
+    assert first.lost_sec == pytest.approx(wall_of(shape, cause.place[0], [cause]) - usual_sec, rel=0.25)
+    assert first.evidence["tool"] == "calculator, search"
+    assert "2 tools took " in first.sentence
 
 
 def assert_the_order_of_detectors_changes_nothing(run: Run) -> None:

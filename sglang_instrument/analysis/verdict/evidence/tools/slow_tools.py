@@ -54,10 +54,11 @@ def slow_tools(evidence: Evidence) -> Iterator[Explained]:
         yield from _judged(evidence, _timed_out(mine, of))
     named = named.join(at_limit, on="row", how="anti")
     tools = named.drop_nulls("tools").partition_by("tools", as_dict=True, maintain_order=True)
+    of_steps: dict[tuple[int, bool], list[_Slow]] = {}
     for (tool,), turns in tools.items():
         lasting = _from_a_step_on(turns, str(tool))
         if lasting is not None:
-            yield from _judged(evidence, _with_mixtures(lasting, named, str(tool)))
+            yield from _judged(evidence, _with_mixtures(lasting, named))
             continue
         for step, validate in _may_be_slow(turns, len(tools)):
             of_kind = turns.filter(validate=validate)
@@ -66,7 +67,31 @@ def slow_tools(evidence: Evidence) -> Iterator[Explained]:
             if min(len(mine), len(others)) >= _FEWEST:
                 slow = _all_slow(mine, others, str(tool), tries) or _some_slow(mine, others, str(tool), tries)
                 if slow is not None:
-                    yield from _judged(evidence, _with_mixtures(slow, named, str(tool)))
+                    of_steps.setdefault((step, validate), []).append(slow)
+    for of_step in of_steps.values():
+        yield from _judged(evidence, _together([_with_mixtures(slow, named) for slow in _simplest(of_step)]))
+
+
+def _simplest(of_step: list[_Slow]) -> list[_Slow]:
+    """Return the slow tools of a step without turns that called one of them beside others."""
+    names = [_names(slow) for slow in of_step]
+    return [slow for slow in of_step if not any(name < _names(slow) for name in names)]
+
+
+def _together(of_step: list[_Slow]) -> _Slow:
+    """Return what the slow tools of a step have in common: one alone saves nothing where the others go on."""
+    if len(of_step) == 1:
+        return of_step[0]
+    calls = pl.concat([slow.calls for slow in of_step], how="diagonal_relaxed").unique("row", keep="first")
+    names = sorted(set[str]().union(*map(_names, of_step)))
+    times = math.exp(sum(math.log(slow.numbers["times"]) for slow in of_step) / len(of_step))
+    words = f"{step_name(*_place(calls))}: {len(names)} tools took {times:.1f} times as long as in the other "
+    words += f"steps ({', '.join(names)})"
+    return _Slow(calls.sort("row"), words, {"tool": ", ".join(names), "times": times, "calls": len(calls)})
+
+
+def _names(slow: _Slow) -> set[str]:
+    return set(slow.numbers["tool"].split(", "))
 
 
 def _steps_with_more(calls: pl.DataFrame) -> list[int]:
@@ -195,9 +220,9 @@ def _some_slow(mine: pl.DataFrame, others: pl.DataFrame, tool: str, tries: int) 
     return _Slow(beyond.with_columns(excess_sec=pl.col("sec") - usual), words, numbers)
 
 
-def _with_mixtures(slow: _Slow, named: pl.DataFrame, tool: str) -> _Slow:
+def _with_mixtures(slow: _Slow, named: pl.DataFrame) -> _Slow:
     """Return the same with the turns of its steps that called the tool beside others, and took longer."""
-    names = set(tool.split(", "))
+    names = _names(slow)
     mixed = [other for other in named["tools"].drop_nulls().unique().sort() if names < set(other.split(", "))]
     turns = named.filter(pl.col("tools").is_in(mixed))
     elsewhere = turns.join(slow.calls, on=STEP, how="anti")
