@@ -171,8 +171,10 @@ def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     if len(requests) < _FEWEST:
         return
     for length in LENGTHS:  # many turns make long replies of another kind
-        row = requests.sort(length, "tokens").row(-1, named=True)
-        others = tail_of(requests.sort(length).head(len(requests) - 1)[length])
+        order = requests.select(length, pl.col("tokens").alias("of_all"), row=pl.int_range(pl.len()))
+        order = order.sort(length, "of_all")
+        row = requests.row(order["row"][-1], named=True)
+        others = tail_of(order[length].head(len(requests) - 1))
         if chance_beyond(others, row[length]) * len(LENGTHS) <= _CHANCE:
             yield from _of_longest(evidence, requests, row, length, others[0])
             return

@@ -26,11 +26,15 @@ def replies_of(evidence: Evidence) -> pl.DataFrame:
         calls usually take.
     """
     engine = evidence.calls.filter(pl.col("kind") == "engine").group_by(_REQUEST)
-    longest = evidence.digest.turns.group_by(_REQUEST).agg(in_turn=pl.col("response_tokens").max())
     tokens = pl.col("response_tokens").cast(pl.Float64)
     turns = pl.col("turns").fill_null(1).clip(lower_bound=1)
-    requests = evidence.digest.requests.filter(pl.col("response_tokens") > 0)
-    requests = requests.select(*_REQUEST, "group", tokens=tokens, of_turn=tokens / turns)
+    replied = evidence.digest.requests.filter(pl.col("response_tokens") > 0)
+    several = replied.filter(pl.col("turns") > 1).select(_REQUEST)
+    longest = evidence.digest.turns.select(*_REQUEST, "response_tokens").join(
+        several, on=_REQUEST, how="semi"
+    )
+    longest = longest.group_by(_REQUEST).agg(in_turn=pl.col("response_tokens").max())
+    requests = replied.select(*_REQUEST, "group", tokens=tokens, of_turn=tokens / turns)
     for more in (longest, engine.agg(sec=pl.col("usual_sec").sum())):
         requests = requests.join(more, on=_REQUEST, how="left", maintain_order="left")
     in_turn = pl.col("in_turn").cast(pl.Float64).clip(pl.col("of_turn"), pl.col("tokens"))
