@@ -24,6 +24,7 @@ _SLOPE_PRIOR: Final = 1.5  # over the whole training: deviation of what its firs
 #: Deviation of a change that nothing has shown yet, at the end of a training of which nothing is known, such
 #: as growth that begins or ends later. It falls with the fourth power of the share that is to come.
 _TURN: Final = 0.55
+_MOST: Final = 60.0  # logarithm of seconds: of a few steps that scatter, draws may go beyond all numbers
 _DRAWS: Final = 2_000
 _LEAST_DEVIATION: Final = 1e-3  # of the logarithm: less is no noise of a real run
 _FREEDOM: Final = 2.0  # of the prior of the variance, which is that of the differences from step to step
@@ -204,7 +205,7 @@ def _drawn(filtered: _Filtered, steps: int, random: Any, noisier: float) -> Floa
         level = level + slope + turns + deviation * level_sd * random.standard_normal(_DRAWS)
         slope = slope + deviation * slope_sd * random.standard_normal(_DRAWS)
         drawn[:, step] = level + deviation * np.sqrt(noisier) * noise[:, step]
-    return np.exp(drawn)
+    return np.exp(np.minimum(drawn, _MOST))
 
 
 def _roots(covariance: Floats) -> Floats:

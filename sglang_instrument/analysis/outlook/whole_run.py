@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LOW: Final = 0.1  # quantiles of the 80 % interval
 _HIGH: Final = 0.9
+_WIDEST: Final = 100.0  # times the low end of the interval: beyond, nothing is known
 _MILESTONES: Final = 10
 _MOST_CUT: Final = 0.2  # of the responses: caps that cut more are not listed
 _GPUS: Final = (
@@ -100,7 +101,7 @@ def forecast_run(run: "Run", steps: int | None = None, gpus: int | None = None) 
 
     Raises:
         InstrumentError: It is not known how many steps it has, or none is left.
-        LogError: Too few steps are complete.
+        LogError: Too few steps are complete, or they tell nothing of so many more.
     """
     settings = settings_of_run(run)
     loop = loop_of(run)
@@ -122,6 +123,11 @@ def forecast_run(run: "Run", steps: int | None = None, gpus: int | None = None) 
     known_gpus = gpus if gpus is not None else _gpus(run, settings)
     missing = [] if known_gpus else [_NO_GPUS]
     low, middle, high = (float(paths.ends(share)[-1]) for share in (_LOW, 0.5, _HIGH))
+    if high > _WIDEST * low:
+        raise LogError(
+            f"{run.name}: {len(table)} complete steps differ too much to tell when {left:,} more end: ask "
+            "again when more are complete, or for fewer (--steps N)"
+        )
     return Forecasted(
         last,
         wanted,

@@ -8,7 +8,7 @@ from set_worlds import play_set, step_sec, wrong_world
 
 from sglang_instrument.analysis import forecast_run, open_run
 from sglang_instrument.cli.main import main
-from sglang_instrument.testing import synthetic_run
+from sglang_instrument.testing import SlowTools, synthetic_run
 from sglang_instrument.testing.world.play import write_world
 
 
@@ -59,3 +59,12 @@ def test_the_command_says_what_is_missing_and_refuses_what_cannot_be_forecast(fo
     few = synthetic_run(tmp_path / "few", steps=3, workers=1)
     assert main(["forecast", str(few), "--steps", "9"]) == 2
     assert "a forecast needs 5" in capsys.readouterr().err
+
+
+def test_steps_that_say_nothing_of_those_to_come_are_refused_in_words(tmp_path, capsys):
+    causes = [SlowTools(step, 0, seconds=2000.0) for step in (4, 5, 6)]
+    run = synthetic_run(tmp_path / "jumps", steps=6, workers=1, causes=causes)
+    assert main(["forecast", str(run), "--steps", "500"]) == 2
+    refused = capsys.readouterr().err
+    assert "6 complete steps differ too much to tell when 494 more end" in refused
+    assert "Warning" not in refused
