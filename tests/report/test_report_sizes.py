@@ -51,7 +51,7 @@ def reports(tmp_path_factory):
     slow = Plateau(2, ACCUSED, start_sec=2.0, end_sec=200.0, requests=3)
     runs = {
         "one": synthetic_run(folder / "one", steps=2, workers=1, requests=3),
-        "wide": synthetic_run(folder / "wide", steps=4, workers=48, requests=3, seed=2, causes=[slow]),
+        "wide": synthetic_run(folder / "wide", steps=7, workers=48, requests=3, seed=2, causes=[slow]),
         "long": synthetic_run(folder / "long", steps=130, workers=2, requests=1),
     }
     for name, run in runs.items():
@@ -75,8 +75,8 @@ def test_no_chart_is_larger_than_its_place(page, reports, name, width):
     assert page.complaints() == []
 
 
-# `test_report_access.py` looks at a report of few workers in both themes at both widths.
-@pytest.mark.parametrize(("theme", "width"), [("light", WIDTHS[0]), ("dark", WIDTHS[1])])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_axe_finds_no_violation_in_a_report_of_many_workers(page, reports, theme, width):
     source = axe_source()
     look(page.open(reports / "wide.html"), width, theme)

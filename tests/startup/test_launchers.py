@@ -119,10 +119,15 @@ def assert_one_run(run, ranks):
     assert processes.older == []
 
 
-@pytest.mark.parametrize("way", [way for way in TORCHRUN if way != FIXED])  # the next test starts that one
-def test_ranks_of_torchrun_are_one_run(started, way):
+@pytest.mark.parametrize(
+    ("way", "switch"),
+    [
+        *((way, {}) for way in TORCHRUN if way != FIXED),  # which the next test starts, twice
+        ("torchrun on two nodes, with a fixed master", SWITCHED),
+    ],
+)
+def test_ranks_of_torchrun_are_one_run(started, way, switch):
     pytest.importorskip("torch")
-    switch = SWITCHED if "two nodes" in way else {}  # with the switch, the launchers install, too
     options, nodes = TORCHRUN[way]
     run = started(torchrun(*options), *[switch] * nodes, each=2)
     assert_one_run(run, list(range(2 * nodes)))

@@ -24,18 +24,6 @@ from sglang_instrument.testing import Death, SlowEngine, Trainer, synthetic_run
 Told = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def detectors_that_look(request: pytest.FixtureRequest) -> None:
-    """Let one detector look, but for tests of findings."""
-    if "all_detectors" not in request.fixturenames:
-        request.getfixturevalue("one_detector")
-
-
-@pytest.fixture
-def all_detectors() -> None:
-    """For a test of findings."""
-
-
 @pytest.fixture
 def answer_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
     """Return what `summary --by day --json` prints of a folder, with pieces of some files each."""
@@ -133,7 +121,6 @@ def assert_alike(rows: list[Told], others: list[Told]) -> None:
         assert row == {name: pytest.approx(value, nan_ok=True) for name, value in other.items()}
 
 
-@pytest.mark.usefixtures("all_detectors")
 def test_a_row_a_step_is_printed_with_the_verdict(
     usual: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,7 +247,6 @@ def test_a_name_that_is_no_text_is_told(usual: Path, tmp_path: Path, answer_of: 
     ]
 
 
-@pytest.mark.usefixtures("all_detectors")
 def test_steps_that_prune_deleted(tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=40, workers=2, requests=3, seed=1)
     age(folder)
@@ -344,7 +330,6 @@ def test_what_could_not_be_read_beside_a_piece_is_read_again(
     assert_equal_but_for_the_verdict(whole, answer_of(folder, 24))
 
 
-@pytest.mark.usefixtures("all_detectors")
 def test_a_fault_is_found_in_its_piece(tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     slow = SlowEngine(step=22, worker=2, factor=3.0)
     clocks = dict.fromkeys(range(4), 0.0)
@@ -359,7 +344,6 @@ def test_a_fault_is_found_in_its_piece(tmp_path: Path, answer_of: Callable[..., 
     assert_equal_but_for_the_verdict(whole, cut)
 
 
-@pytest.mark.usefixtures("all_detectors")
 def test_a_worker_that_died_in_the_last_step(tmp_path: Path, answer_of: Callable[..., Told]) -> None:
     folder = synthetic_run(
         tmp_path / "exp", steps=30, workers=3, requests=4, seed=3, causes=[Death(step=30, worker=1)]
@@ -422,7 +406,6 @@ def test_this_machine_reduces_one_piece_at_a_time_and_none_when_interrupted(
         reduced(0)
 
 
-@pytest.mark.usefixtures("all_detectors")
 def test_a_death_before_steps_that_the_launch_had_replaced(
     tmp_path: Path, answer_of: Callable[..., Told]
 ) -> None:

@@ -76,7 +76,7 @@ def whole(original: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path, one_detector: None) -> Path:
+def run(tmp_path: Path) -> Path:
     """A run of few requests, without the engine's own log, for whatever its records do not matter to."""
     return made(tmp_path / "exp", requests=2, validate_every=3)
 

@@ -7,13 +7,10 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from faulty_worlds import found_in
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
-from sglang_instrument.analysis.verdict.verdict import findings_of
-from sglang_instrument.testing.world.faults import FAULTS
-from sglang_instrument.testing.world.faults.fault import WorldFault
-from sglang_instrument.testing.world.play import play, walls, write_world
 from sglang_instrument.testing.world.rollout.shape import (
     ASYNCHRONOUS,
     DRAINED,
@@ -23,16 +20,6 @@ from sglang_instrument.testing.world.rollout.shape import (
     ROUTED,
     draw_shape,
 )
-
-
-def found_in(folder, shape, *names):
-    """Return the findings of a world with faults of the largest size, and the faults."""
-    for name in names:
-        shape = FAULTS[name].needs(shape)
-    usual = walls(play(shape)) if names else {}
-    faults = [WorldFault(name, FAULTS[name], FAULTS[name].sizes[2], shape, usual) for name in names]
-    write_world(folder, play(shape, faults))
-    return findings_of(open_run(folder, cached=False), over=True), faults
 
 
 def causes(findings: list[Finding]) -> list[str]:
@@ -46,9 +33,8 @@ def test_a_token_that_takes_longer_beside_more_calls_is_no_slow_engine(tmp_path)
 
 def test_an_engine_that_is_slow_at_its_load_is_named_beside_a_slower_part_of_its_calls(tmp_path):
     shape = replace(draw_shape(ROUTED, 1700003, hidden=True), steps=6)
-    findings, (decode, _) = found_in(
-        tmp_path, shape, "servers: slow decode in a step", "server: slow prefill"
-    )
+    names = "servers: slow decode in a step", "server: slow prefill"
+    findings, (decode, _) = found_in(tmp_path, shape, names)
     assert [finding.step for finding in findings if finding.cause == "engine"] == list(decode.steps)
 
 
@@ -65,7 +51,7 @@ def test_steps_that_take_what_has_ended_have_no_more_turns(tmp_path):
 
 def test_one_long_reply_of_a_turn_is_told_from_requests_with_more_turns(tmp_path):
     names = "turns: more in a step", "replies: one is long"
-    findings, (turns, reply) = found_in(tmp_path, draw_shape(ONE_OFF, 1400022, hidden=True), *names)
+    findings, (turns, reply) = found_in(tmp_path, draw_shape(ONE_OFF, 1400022, hidden=True), names)
     assert causes(findings)[:2] == ["long-replies", "more-turns"]
     assert [finding.step for finding in findings[:2]] == [reply.steps[0], turns.steps[0]]
     assert findings[0].evidence["tokens"] == 4096
@@ -76,7 +62,7 @@ def test_one_long_reply_of_a_turn_is_told_from_requests_with_more_turns(tmp_path
 
 def test_longer_replies_to_a_few_prompts_of_one_worker_are_no_draw(tmp_path):
     names = "worker: late in a step", "worker: long replies in a step"
-    findings, (late, long) = found_in(tmp_path, draw_shape(ONE_OFF, 1600018, hidden=True), *names)
+    findings, (late, long) = found_in(tmp_path, draw_shape(ONE_OFF, 1600018, hidden=True), names)
     places = [(finding.cause, finding.step, finding.worker) for finding in findings[:2]]
     assert places == [
         ("long-replies", long.steps[0], long.worker),
@@ -86,14 +72,14 @@ def test_longer_replies_to_a_few_prompts_of_one_worker_are_no_draw(tmp_path):
 
 def test_longer_prompts_of_a_few_groups_are_named_and_not_the_engine(tmp_path):
     names = "worker: slow batch in a step", "prompts: longer in a step"
-    findings, (_, prompts) = found_in(tmp_path, draw_shape(OWN, 1700000, hidden=True), *names)
+    findings, (_, prompts) = found_in(tmp_path, draw_shape(OWN, 1700000, hidden=True), names)
     assert causes(findings) == ["post-processing", "long-prompts"]
     assert findings[1].step == prompts.steps[0]
 
 
 def test_some_rewards_that_are_slow_from_a_step_on_are_named(tmp_path):
     names = "engine: stands for a time", "rewards: one reward worker slow"
-    findings, (_, rewards) = found_in(tmp_path, draw_shape(OWN, 1600005, hidden=True), *names)
+    findings, (_, rewards) = found_in(tmp_path, draw_shape(OWN, 1600005, hidden=True), names)
     first = findings[0]
     assert (first.cause, first.event) == ("shift", "reward")
     assert first.evidence["first_step"] == rewards.steps[0]
